@@ -140,6 +140,8 @@ def checked_update(
 ) -> tuple[str, dict[str, Any]]:
     """Return name and options of an optimizer that can be used, with what is added to it.
 
+    Raise InputError if one of them is invalid.
+
     Parameters
     ----------
     chosen : str or OwnUpdate
@@ -152,11 +154,6 @@ def checked_update(
         Of the job.
     arguments : iterable of str
         See `check_optimizer`.
-
-    Raises
-    ------
-    InputError
-        If one of them is invalid.
     """
     rule.check(n_steps=n_steps)
     if rule.torch is not None:
@@ -202,11 +199,8 @@ def checked_folder(folder: Any) -> Path | None:
 def load_state(model: nn.Module | Any, state: Mapping[str, Any] | Any) -> None:
     """Load a `state_dict` into a model.
 
-    Raises
-    ------
-    InputError
-        If it lacks a parameter or buffer of the model, has one more, or one of another shape; the model is unchanged
-        then.
+    Raise InputError if it lacks a parameter or buffer of the model, has one more, or one of another shape; the model is
+    unchanged then.
     """
     from torch import nn
 

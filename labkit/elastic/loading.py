@@ -125,10 +125,7 @@ class Loading:
     def of(cls, data: Any, *, batch: int | None, shuffle: bool, loaders: int, default: int) -> Loading:
         """Return how samples are loaded.
 
-        Raises
-        ------
-        InputError
-            If a DataLoader has what a job cannot keep; the message says what.
+        Raise InputError if a DataLoader has what a job cannot keep; the message says what.
         """
         from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 

@@ -39,7 +39,7 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
     """Yield the micro-batches of a training, take the loss of each, and update the model; return the loss of each step.
 
     Micro-batches begin with the buffers of the step, which become their mean; one that is `per_shard` goes on from its
-    own.
+    own. Raise InputError if an option has no counterpart in torch.
 
     Parameters
     ----------
@@ -49,11 +49,6 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
         As `labkit.elastic.start` takes them; what concerns processes has no effect.
     steps : int
         Updates.
-
-    Raises
-    ------
-    InputError
-        If an option has no counterpart in torch.
     """
     import torch
 

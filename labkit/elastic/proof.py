@@ -76,6 +76,8 @@ class Proof:
 def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     """Check the program of a job, as it is here and as it was pickled; return one line about what was checked.
 
+    Raise InputError if a gradient differs, and `how` is "refuse".
+
     Parameters
     ----------
     program : Program
@@ -86,11 +88,6 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
         Of the job.
     how : str
         "refuse", "tell" or "off".
-
-    Raises
-    ------
-    InputError
-        If a gradient differs, and `how` is "refuse".
     """
     if how == OFF:
         return "nothing was proved: proof='off'"
@@ -429,10 +426,7 @@ def buffer_shapes(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return name and shape of buffers in the flat vector: those of each shard have a row for each.
 
-    Raises
-    ------
-    InputError
-        If the model has no buffer of a name in `per_shard`.
+    Raise InputError if the model has no buffer of a name in `per_shard`.
     """
     known = dict(model.named_buffers())
     for name in per_shard:

@@ -39,7 +39,8 @@ def up(
     """Start a scheduler on the first host and workers on all, and return the scheduler's address.
 
     All processes listen on the addresses of the inventory, use TLS, and refuse clients without a certificate of an
-    authority made for this cluster, whose key never leaves this process's memory.
+    authority made for this cluster, whose key never leaves this process's memory. Raise FleetError if a host cannot,
+    then those that could have ended again; or if a host has a cluster already, which goes on.
 
     Parameters
     ----------
@@ -54,11 +55,6 @@ def up(
         The cluster ends by itself after so long without work.
     fleet : Fleet, optional
         Open connections.
-
-    Raises
-    ------
-    FleetError
-        If a host cannot, then those that could have ended again; or if a host has a cluster already, which goes on.
     """
     here = _folder(inventory, folder)
     with _open(inventory, fleet) as hosts:

@@ -53,13 +53,7 @@ class HostPlan:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the plan in a folder.
-
-        Raises
-        ------
-        InputError
-            If it has another form: the field, and what was expected.
-        """
+        """Return the plan in a folder; InputError if it has another form: the field, and what was expected."""
         from pydantic import TypeAdapter, ValidationError
 
         try:

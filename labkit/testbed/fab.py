@@ -151,15 +151,12 @@ def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory
 def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
     """Return the hosts of an inventory with one of some names or addresses; all hosts if none is given.
 
+    Raise InputError if no host has that name or address.
+
     Parameters
     ----------
     names : sequence of str
         Hosts by name or address, groups of the inventory, and ranges: gpu[01-04].
-
-    Raises
-    ------
-    InputError
-        If no host has that name or address.
     """
     if not names:
         return inventory

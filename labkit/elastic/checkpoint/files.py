@@ -57,13 +57,7 @@ class VerifiedCheckpoint:
         return self.manifest.step
 
     def block(self, entry: BlockEntry) -> SavedBlock:
-        """Read a block, and verify it once more.
-
-        Raises
-        ------
-        BadCheckpointError
-            If it cannot be read any more, or has changed.
-        """
+        """Read a block, and verify it once more; BadCheckpointError if it cannot be read any more, or has changed."""
         [block] = read_blocks(self.folder, entry.server, self.manifest, [entry])
         return block
 
@@ -73,10 +67,7 @@ def read_blocks(
 ) -> Iterator[SavedBlock]:
     """Yield blocks from the file of a server, all of them by default, each verified.
 
-    Raises
-    ------
-    BadCheckpointError
-        If the file is missing, has another length, or a block is damaged.
+    Raise BadCheckpointError if the file is missing, has another length, or a block is damaged.
     """
     path, expected = folder / file_of(server), manifest.files[server]
     chosen = entries if entries is not None else [entry for entry in manifest.blocks if entry.server == server]
@@ -152,10 +143,7 @@ class CheckpointWriter:
     def append(self, server: str, block: BlockLike) -> None:
         """Write one block to the file of a server; `commit` syncs it. Only the entry of the block stays in memory.
 
-        Raises
-        ------
-        WriteError, CheckpointError
-            As `add`.
+        Raise WriteError, CheckpointError as `add`.
         """
         if server not in self._open:
             self._check_name(server)
@@ -172,12 +160,8 @@ class CheckpointWriter:
     def add(self, server: str, blocks: Iterable[BlockLike]) -> None:
         """Write the blocks of one server, and sync them to the disk.
 
-        Raises
-        ------
-        WriteError
-            If the system cannot write; earlier checkpoints are untouched.
-        CheckpointError
-            If a block does not fit the model, or is not at the version of the checkpoint.
+        Raise WriteError if the system cannot write; earlier checkpoints are untouched; CheckpointError if a block does
+        not fit the model, or is not at the version of the checkpoint.
         """
         self._check_name(server)
         entries: list[BlockEntry] = []
@@ -195,19 +179,14 @@ class CheckpointWriter:
     def commit(self, queue: SavedShards | None = None) -> Path:
         """Make it a checkpoint, atomically, and remove checkpoints that are too old; return its folder.
 
-        A good checkpoint of the same step stays if its content is the same; a bad one is replaced.
+        A good checkpoint of the same step stays if its content is the same; a bad one is replaced. Raise WriteError if
+        the system cannot write; earlier checkpoints are untouched; CheckpointError if a block is missing or comes
+        twice, or a good checkpoint of this step has another content.
 
         Parameters
         ----------
         queue : SavedShards, optional
             State of the shard queue of asynchronous training.
-
-        Raises
-        ------
-        WriteError
-            If the system cannot write; earlier checkpoints are untouched.
-        CheckpointError
-            If a block is missing or comes twice, or a good checkpoint of this step has another content.
         """
         numbers, home = sorted(entry.number for entry in self._entries), self._home
         missing = sorted(set(range(home.layout.n_blocks)) - set(numbers))

@@ -115,12 +115,8 @@ def bytes_of(block: BlockLike) -> list[memoryview]:
 def digest_of(blocks: Iterable[BlockLike]) -> str:
     """Return one digest of all blocks: SHA-256 over versions, parameters and optimizer state, in order of the blocks.
 
-    It depends neither on the owners of blocks nor on the cut into blocks: equal training has equal digests.
-
-    Raises
-    ------
-    CheckpointError
-        If a block comes twice, because two servers own it.
+    It depends neither on the owners of blocks nor on the cut into blocks: equal training has equal digests. Raise
+    CheckpointError if a block comes twice, because two servers own it.
     """
     ordered = sorted(blocks, key=lambda b: b.number)
     for before, block in pairwise(ordered):
@@ -196,10 +192,7 @@ class Manifest:
     def from_json(cls, text: bytes, *, name: str) -> Manifest:
         """Read the manifest of a checkpoint; `name` is for error messages.
 
-        Raises
-        ------
-        BadCheckpointError
-            If it is damaged, or of another format.
+        Raise BadCheckpointError if it is damaged, or of another format.
         """
         try:
             outside = json.loads(text)

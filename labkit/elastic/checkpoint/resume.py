@@ -62,6 +62,8 @@ def kept_cut(folder: Path, cut: Layout) -> Layout:
 def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]:
     """Return allowed differences from the training that wrote the checkpoints of a folder; [] if there are none.
 
+    Raise InputError if it is another training; NothingLeftError if its last step is done.
+
     Parameters
     ----------
     folder : Path
@@ -70,11 +72,6 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
         Of the job that resumes.
     anyway : bool
         Whether its steps may take other samples than before (synchronous training only).
-
-    Raises
-    ------
-    InputError
-        If it is another training; NothingLeftError if its last step is done.
     """
     checkpoints = spec.checkpoints(folder)
     if checkpoints.steps() in ([], [0]):  # no step has been done there: it starts with its own parameters

@@ -144,7 +144,9 @@ class Checkpoints:
     def begin(self, step: int, *, mixed: bool = False) -> CheckpointWriter:
         """Begin a checkpoint to which servers are added one by one.
 
-        Unfinished checkpoints of processes that have died are removed.
+        Unfinished checkpoints of processes that have died are removed. Raise OtherModelError if the folder has
+        checkpoints of another model or optimizer; CheckpointError if the folder has a good checkpoint of a later step,
+        from which this training did not start; WriteError if the folder cannot be made or written.
 
         Parameters
         ----------
@@ -152,15 +154,6 @@ class Checkpoints:
             0 or more; names the checkpoint.
         mixed : bool
             Whether blocks may have different versions, as in asynchronous training; else all must be at `step`.
-
-        Raises
-        ------
-        OtherModelError
-            If the folder has checkpoints of another model or optimizer.
-        CheckpointError
-            If the folder has a good checkpoint of a later step, from which this training did not start.
-        WriteError
-            If the folder cannot be made or written.
         """
         if step < 0:
             raise InputError(f"a checkpoint of step {step}; expected 0 or more.")
@@ -224,19 +217,13 @@ class Checkpoints:
     def newest(self, *, on_bad: Callable[[BadCheckpointError], None] | None = None) -> Checkpoint:
         """Read the newest good checkpoint; skip bad ones.
 
-        It has the whole model in memory; see `newest_verified`.
+        It has the whole model in memory; see `newest_verified`. Raise NoCheckpointError if none is good; the message
+        has the reason of each; OtherModelError if one is of another model or optimizer.
 
         Parameters
         ----------
         on_bad : callable, optional
             Called with the error of each that is skipped.
-
-        Raises
-        ------
-        NoCheckpointError
-            If none is good; the message has the reason of each.
-        OtherModelError
-            If one is of another model or optimizer.
         """
         return self._newest(lambda step, bad: self.load(step, passed_over=bad), on_bad)
 
@@ -264,12 +251,8 @@ class Checkpoints:
     def load(self, step: int, *, passed_over: tuple[BadCheckpointError, ...] = ()) -> Checkpoint:
         """Read and verify one checkpoint.
 
-        Raises
-        ------
-        BadCheckpointError
-            If any part is missing or damaged.
-        OtherModelError
-            If it is of another model or optimizer.
+        Raise BadCheckpointError if any part is missing or damaged; OtherModelError if it is of another model or
+        optimizer.
         """
         blocks: dict[int, SavedBlock] = {}
         found = self._verify(step, lambda block: blocks.update({block.number: block}))

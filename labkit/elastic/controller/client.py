@@ -70,14 +70,8 @@ class ControllerClient:
     def ask(self, request: ClientRequest, answer: type[Answer]) -> Answer:
         """Return the controller's answer, a message of type `answer`.
 
-        Raises
-        ------
-        InputError
-            If it refuses the request; nothing has changed then.
-        NoAnswerError
-            If it does not answer in time; only time in which this process was awake counts.
-        OverError
-            If the job is over.
+        Raise InputError if it refuses the request; nothing has changed then; NoAnswerError if it does not answer in
+        time; only time in which this process was awake counts; OverError if the job is over.
         """
         try:
             raw = encode(request)

@@ -131,10 +131,7 @@ class Admission:
     def __call__(self, peer: Peer) -> Handler:
         """Return the handler of a connection; clients use the local socket, others the network of the job.
 
-        Raises
-        ------
-        AccessError
-            If the peer is no such process of the job, or uses the other way.
+        Raise AccessError if the peer is no such process of the job, or uses the other way.
         """
         hello = claimed(peer)
         name, role = hello.name, hello.role

@@ -23,13 +23,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 
 
 def checked_strategy(name: str) -> Strategy:
-    """Return the strategy of this name.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
+    """Return the strategy of this name; InputError if there is none."""
     for strategy in STRATEGIES:
         if strategy == name:
             return strategy

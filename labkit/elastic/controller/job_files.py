@@ -148,10 +148,7 @@ class StateFile:
     def read(self, spec: Spec) -> SavedController:
         """Return the state.
 
-        Raises
-        ------
-        JobFileError
-            If it is damaged, of another version of labkit, or of a job with another description.
+        Raise JobFileError if it is damaged, of another version of labkit, or of a job with another description.
         """
         state = load_struct(self._path, SavedController)
         contradiction = state.contradiction(sites=spec.places, n_blocks=len(spec.extents))

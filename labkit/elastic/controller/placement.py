@@ -47,6 +47,8 @@ def of_role(place: JobPlacement, role: Role) -> dict[str, int]:
 def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], lost: Collection[str]) -> JobPlacement:
     """Return the placement that a user asks for, checked.
 
+    Raise InputError if there is no such site, its host is lost, or a number is no whole number, 0 or more.
+
     Parameters
     ----------
     place : mapping
@@ -55,11 +57,6 @@ def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], los
         The host of each site.
     lost : collection of str
         Hosts that are lost.
-
-    Raises
-    ------
-    InputError
-        If there is no such site, its host is lost, or a number is no whole number, 0 or more.
     """
     for site, numbers in place.items():
         if site not in sites:
@@ -76,10 +73,7 @@ def first_members(
 ) -> list[tuple[Role, str]]:
     """Return role and site of each member that a job starts with, servers first.
 
-    Raises
-    ------
-    InputError
-        See `checked`; or if a role has no member, or there are more servers than blocks.
+    InputError: see `checked`; or if a role has no member, or there are more servers than blocks.
     """
     seats = checked(place, sites=sites, lost=())
     for role in ROLES:

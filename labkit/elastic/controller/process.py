@@ -174,12 +174,8 @@ class ControllerProcess:
         """Run the job to its end.
 
         If this process fails, members continue to train and another controller takes over: the exit code says so, and
-        controller.log why. If it fails before the job has begun, no member is left behind.
-
-        Raises
-        ------
-        JobFileError
-            If the state that the last controller left cannot be used; no other controller could take over either.
+        controller.log why. If it fails before the job has begun, no member is left behind. Raise JobFileError if the
+        state that the last controller left cannot be used; no other controller could take over either.
         """
         try:
             self._run()

@@ -228,10 +228,7 @@ LEAST_SERVERS: Final = 2
 def check_standby(*, servers: int, sync: bool = True) -> None:
     """Raise unless a job can have a replica of every block.
 
-    Raises
-    ------
-    InputError
-        If training is asynchronous, or there are fewer than two servers.
+    Raise InputError if training is asynchronous, or there are fewer than two servers.
     """
     if not sync:
         raise InputError(

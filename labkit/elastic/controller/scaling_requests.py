@@ -110,10 +110,8 @@ class ScalingQueue:
     def scale(self, request: ScalingRequest, place: Mapping[str, Sequence[int]] | None) -> None:
         """Check a user's request, and add it.
 
-        Raises
-        ------
-        InputError
-            If a role would have no member, there would be more servers than blocks, or a site is unknown or lost.
+        Raise InputError if a role would have no member, there would be more servers than blocks, or a site is unknown
+        or lost.
         """
         for n in (request.servers, request.workers):
             if isinstance(n, bool) or not isinstance(n, int):

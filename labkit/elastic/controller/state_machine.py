@@ -103,17 +103,14 @@ class Controller:
     ) -> list[Command]:
         """Start so many servers and workers, or those of a placement.
 
+        Raise InputError if a role has no member, there are more servers than blocks, or a site is unknown.
+
         Parameters
         ----------
         servers, workers : int
             On the first site.
         place : mapping, optional
             Workers and servers by site, instead of `servers` and `workers`.
-
-        Raises
-        ------
-        InputError
-            If a role has no member, there are more servers than blocks, or a site is unknown.
         """
         terms = self.job.terms
         if place is None:
@@ -230,6 +227,9 @@ class Controller:
     ) -> list[Command]:
         """Queue a request to add, remove or replace members, or for a placement.
 
+        Raise InputError if a role would have no member, there would be more servers than blocks, or a site is unknown
+        or lost; nothing has changed then.
+
         Parameters
         ----------
         servers, workers : int
@@ -240,12 +240,6 @@ class Controller:
             Workers and servers of each site, instead; sites that it does not name are to have none.
         strategy : str
             One of `STRATEGIES`.
-
-        Raises
-        ------
-        InputError
-            If a role would have no member, there would be more servers than blocks, or a site is unknown or lost;
-            nothing has changed then.
         """
         self.requests.scale(ScalingRequest(servers, workers, tuple(replace), checked_strategy(strategy)), place)
         return self._proceed()
@@ -253,10 +247,7 @@ class Controller:
     def balance(self, *, strategy: str) -> list[Command]:
         """Queue a request to move blocks so that the present servers receive equal gradient traffic.
 
-        Raises
-        ------
-        InputError
-            If there is no such strategy, or none by which blocks alone can move.
+        Raise InputError if there is no such strategy, or none by which blocks alone can move.
         """
         chosen = checked_strategy(strategy)
         if chosen == "checkpoint":

@@ -146,12 +146,8 @@ _kept: list[mmap.mmap] = []
 def show(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Set /proc/self/cmdline and /proc/self/environ to these arguments and variables.
 
-    It needs no privilege [PR_SET_MM_MAP of prctl(2)], but a kernel with CONFIG_CHECKPOINT_RESTORE.
-
-    Raises
-    ------
-    OSError
-        If the kernel cannot do it.
+    It needs no privilege [PR_SET_MM_MAP of prctl(2)], but a kernel with CONFIG_CHECKPOINT_RESTORE. Raise OSError if the
+    kernel cannot do it.
     """
     words = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())

@@ -211,10 +211,7 @@ def fork(
 def prepare(env: Mapping[str, str]) -> None:
     """Start a server, if there is none, without waiting for it; a fault is printed.
 
-    Raises
-    ------
-    ForkError
-        If an environment variable has an invalid value.
+    Raise ForkError if an environment variable has an invalid value.
     """
     settings = place.Settings.read(env)
     try:

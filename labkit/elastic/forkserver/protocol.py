@@ -163,13 +163,7 @@ class OrderFrames:
         self._data += data
 
     def take(self) -> Message | None:
-        """Return the next message; None if it is not complete yet.
-
-        Raises
-        ------
-        OrderError
-            If it is invalid or too long.
-        """
+        """Return the next message; None if it is not complete yet; OrderError if it is invalid or too long."""
         if len(self._data) < HEAD_BYTES:
             return None
         (n_bytes,) = _HEAD.unpack(self._data[:HEAD_BYTES])
@@ -224,13 +218,7 @@ class Settings:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Settings:
-        """Return the settings of an environment.
-
-        Raises
-        ------
-        SettingError
-            If a value is invalid.
-        """
+        """Return the settings of an environment; SettingError if a value is invalid."""
         switch, idle = env.get(SWITCH, "on"), env.get(IDLE, str(IDLE_S))
         if switch not in ("on", "off"):
             raise SettingError(f"{SWITCH} is {switch!r}; expected on or off.")
@@ -258,10 +246,7 @@ def default_folder(env: Mapping[str, str], *, shared: str = "/tmp") -> Path:
 def own_folder(folder: Path) -> Path:
     """Make the folder of sockets, or check that no other user can write into it.
 
-    Raises
-    ------
-    ForkError
-        If it is a link, belongs to another user, or other users may enter it.
+    Raise ForkError if it is a link, belongs to another user, or other users may enter it.
     """
     try:
         with contextlib.suppress(FileExistsError):

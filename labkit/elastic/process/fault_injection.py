@@ -107,13 +107,7 @@ def arm(folder: Path, *, name: str) -> None:
 
 
 def at(point: str) -> None:
-    """Visit a point at which a fault may be due.
-
-    Raises
-    ------
-    OSError, MemoryError
-        If the fault is an error.
-    """
+    """Visit a point at which a fault may be due; OSError, MemoryError if the fault is an error."""
     if _armed is not None:
         _armed.reached(point)
 

@@ -114,10 +114,8 @@ class LocalProcesses:
     def spawn(self, order: StartMember, home: Path) -> int:
         """Start a member in a session of its own; return its process number.
 
-        Raises
-        ------
-        OSError
-            If it cannot be started: the machine lacks its cores, the job has no GPU here, or no process is left.
+        Raise OSError if it cannot be started: the machine lacks its cores, the job has no GPU here, or no process is
+        left.
         """
         line, device = [sys.executable, "-m", MODULES[order.gently], str(home), order.role, order.name], ""
         if order.site != NOWHERE_ELSE:

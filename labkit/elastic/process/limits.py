@@ -67,10 +67,7 @@ class Limits(Protocol):
     def apply(self, pid: int, amounts: Amounts) -> list[str]:
         """Limit a process from now on; return a sentence for each amount that this host cannot limit exactly.
 
-        Raises
-        ------
-        ProcessLookupError
-            If there is no such process.
+        Raise ProcessLookupError if there is no such process.
         """
         ...
 
@@ -280,10 +277,7 @@ def describe_limits() -> str:
 def give(pid: int, cores: Iterable[int]) -> None:
     """Set the cores of all threads of a process, those included that start meanwhile.
 
-    Raises
-    ------
-    ProcessLookupError
-        If there is no such process.
+    Raise ProcessLookupError if there is no such process.
     """
     mine, seen = set(cores), set[int]()
     while new := threads(pid) - seen:

@@ -146,10 +146,7 @@ class Layout:
     def param(self, name: str, vector: Vector) -> NDArray[np.float32]:
         """Return a parameter of a flat vector in its shape, as a view.
 
-        Raises
-        ------
-        InputError
-            If the model has no such parameter.
+        Raise InputError if the model has no such parameter.
         """
         from labkit.core.errors import unknown
 
@@ -288,13 +285,7 @@ def _named(model: Any) -> Iterable[tuple[str, tuple[int, ...]]]:
 
 
 def trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return name and tensor of the parameters that need gradients, each once.
-
-    Raises
-    ------
-    InputError
-        If one is not float32.
-    """
+    """Return name and tensor of the parameters that need gradients, each once; InputError if one is not float32."""
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for name, p in parameters:
         if str(p.dtype) != "torch.float32":
@@ -334,12 +325,8 @@ def pack(model: nn.Module, cut: Layout | None = None) -> Vector:
 def unpack(vector: Vector, model: nn.Module, cut: Layout | None = None) -> None:
     """Copy a flat vector into the parameters of a model; those that are views of it already are not copied.
 
-    With `cut` the vector's end goes into the buffers that it names.
-
-    Raises
-    ------
-    InputError
-        If the vector has not as many numbers as the model.
+    With `cut` the vector's end goes into the buffers that it names. Raise InputError if the vector has not as many
+    numbers as the model.
     """
     import torch
 
@@ -356,10 +343,7 @@ def unpack(vector: Vector, model: nn.Module, cut: Layout | None = None) -> None:
 def bind(vector: Vector, model: nn.Module) -> None:
     """Make the parameters of a model views of a flat vector: the model computes with what is written into it.
 
-    Raises
-    ------
-    InputError
-        If the vector has not as many numbers as the model.
+    Raise InputError if the vector has not as many numbers as the model.
     """
     flat = _flat_tensor(vector, model)
     for (_, p), part in zip(trained(model), _parts(flat, model), strict=True):

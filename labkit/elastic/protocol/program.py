@@ -61,7 +61,8 @@ class Program:
     def save(self, folder: Path, *, before: Callable[[Path], object] = bool) -> None:
         """Pickle it into a folder of mode 0700; classes and functions of `__main__` are pickled by value.
 
-        Arrays that are mapped from files are sent as paths.
+        Arrays that are mapped from files are sent as paths. Raise InputError if a part of it cannot be pickled; an
+        earlier file stays.
 
         Parameters
         ----------
@@ -69,11 +70,6 @@ class Program:
             Of the job.
         before : callable
             Takes the new file before it replaces an earlier one, which stays if this raises.
-
-        Raises
-        ------
-        InputError
-            If a part of it cannot be pickled; an earlier file stays.
         """
         from labkit.elastic.protocol.mapped import MappedPickler
 

@@ -62,10 +62,7 @@ class NetworkConfig:
     def checked(cls, network: str, addresses: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:
         """Return the configuration that a user asks for.
 
-        Raises
-        ------
-        InputError
-            If there is no such network, or addresses or ports are not allowed with it.
+        Raise InputError if there is no such network, or addresses or ports are not allowed with it.
         """
         if network not in list(NetworkMode):
             raise unknown("network", network, list(NetworkMode))
@@ -87,10 +84,7 @@ class NetworkConfig:
     def listen(self, scheme: Scheme, name: str) -> tuple[Address, socket]:
         """Return an address for a process, and a socket that is bound to it.
 
-        Raises
-        ------
-        AddressError
-            If no port is free, or this machine does not have the address.
+        Raise AddressError if no port is free, or this machine does not have the address.
         """
         host, (first, last) = self.host_of(name), self.ports
         why = ""
@@ -156,10 +150,7 @@ def certificate_name(name: str, role: str) -> str:
 def claimed(peer: Peer) -> Hello:
     """Return the greeting of a peer.
 
-    Raises
-    ------
-    AccessError
-        If it is malformed or of another version, or its certificate is for another name or role.
+    Raise AccessError if it is malformed or of another version, or its certificate is for another name or role.
     """
     hello = greeted(peer)
     kind, _, proved = peer.proved.partition(" ")
@@ -296,10 +287,7 @@ def checked_sites(
 ) -> list[Site]:
     """Return the sites of a job.
 
-    Raises
-    ------
-    InputError
-        If names repeat, or sites are combined with a network, addresses or devices that exclude them.
+    Raise InputError if names repeat, or sites are combined with a network, addresses or devices that exclude them.
     """
     names = [site.name for site in sites]
     for name in names:
@@ -342,12 +330,8 @@ def allotted() -> dict[str, str]:
     """Return the GPUs that the job has on this host now, by number.
 
     The file is JSON, identifiers by number: {"0": "GPU-5f...", "1": "GPU-77..."}. It may change while the job runs.
-    Without a file, a job uses the devices of its sites as the process that started it numbers them.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
+    Without a file, a job uses the devices of its sites as the process that started it numbers them. Raise OSError if
+    the file cannot be read.
     """
     path = os.environ.get(VARIABLE, "")
     if not path:
@@ -361,10 +345,7 @@ def allotted() -> dict[str, str]:
 def devices_of(site: Site) -> list[str]:
     """Return the devices of a site on this host: "cpu", "cuda:0", or identifiers of GPUs.
 
-    Raises
-    ------
-    OSError
-        If the site has GPUs, and the job has none of them here.
+    Raise OSError if the site has GPUs, and the job has none of them here.
     """
     if not any(device.startswith(NUMBERED) for device in site.devices):
         return list(site.devices)

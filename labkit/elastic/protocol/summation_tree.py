@@ -53,13 +53,7 @@ def halves(node: Node) -> tuple[Node, Node]:
 
 @lru_cache(maxsize=64)
 def parents(n_shards: int) -> dict[Node, tuple[Node, Node]]:
-    """Return parent and sibling of every node but the root.
-
-    Raises
-    ------
-    InputError
-        If the number of leaves is not 1 to 32,768.
-    """
+    """Return parent and sibling of every node but the root; InputError if the number of leaves is not 1 to 32,768."""
     if not 1 <= n_shards <= MOST_SHARDS:
         raise InputError(f"a batch of {n_shards} logical shards; expected 1 to {MOST_SHARDS}.")
     children: dict[Node, tuple[Node, Node]] = {}

@@ -264,6 +264,8 @@ def recipes(
 ) -> TorchUpdates:
     """Return what servers need of the optimizers of torch that a user gives.
 
+    Raise InputError if one of them cannot be stepped on servers; the message says why.
+
     Parameters
     ----------
     optimizer : Optimizer, callable or sequence of these
@@ -276,11 +278,6 @@ def recipes(
         Updates between two steps of the schedulers.
     schedule : callable, optional
         See `labkit.elastic.schedules`.
-
-    Raises
-    ------
-    InputError
-        If one of them cannot be stepped on servers; the message says why.
     """
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     made = [_made("optimizer", each, model) for each in given]

@@ -138,10 +138,7 @@ class UpdateRule:
     def save(self, folder: Path) -> None:
         """Pickle it into the folder of a job; functions of `__main__` are pickled by value.
 
-        Raises
-        ------
-        InputError
-            If a function cannot be pickled.
+        Raise InputError if a function cannot be pickled.
         """
         import cloudpickle
 

@@ -198,10 +198,7 @@ def samples_of(
 def check_batch(n_samples: int, *, batch: int, n_shards: int) -> None:
     """Check that a dataset can fill a batch, and that the batch can be cut into equal logical shards.
 
-    Raises
-    ------
-    InputError
-        If not; the message has the nearest valid values.
+    Raise InputError if not; the message has the nearest valid values.
     """
     if batch < 1 or n_shards < 1:
         raise InputError(f"a batch of {batch} samples in {n_shards} logical shards; expected at least 1 of each.")

@@ -227,13 +227,7 @@ class ShardLog:
     """Samples in `todo`."""
 
     def apply(self, record: Record) -> None:
-        """Make the change of a record.
-
-        Raises
-        ------
-        JournalError
-            If it cannot follow the records before it.
-        """
+        """Make the change of a record; JournalError if it cannot follow the records before it."""
         number, kind, *columns = record
         expected = self.n_records + (kind != "renewed")
         if number != expected:

@@ -76,10 +76,7 @@ def to_state(book: ShardLog, *, ledger: bool) -> SavedShards:
 def parsed(raw: bytes) -> SavedShards:
     """Return the state that was saved as JSON.
 
-    Raises
-    ------
-    JournalError
-        If it is no such state: the message names the field and its value.
+    Raise JournalError if it is no such state: the message names the field and its value.
     """
     try:
         return from_json(SavedShards, raw, show_value=True)
@@ -101,13 +98,7 @@ def forgiven(state: SavedShards) -> SavedShards:
 
 
 def from_state(state: SavedShards) -> ShardLog:
-    """Return the shard log of a state.
-
-    Raises
-    ------
-    JournalError
-        If the state contradicts itself.
-    """
+    """Return the shard log of a state; JournalError if the state contradicts itself."""
     book = ShardLog(
         plan=state.plan,
         generation=state.generation,
@@ -130,10 +121,7 @@ def from_state(state: SavedShards) -> ShardLog:
 def opening(book: ShardLog) -> list[Commit]:
     """Return anonymous ledger rows for all committed positions.
 
-    Raises
-    ------
-    JournalError
-        If ranges overlap or lie beyond the cursor.
+    Raise JournalError if ranges overlap or lie beyond the cursor.
     """
     n = book.plan.n_samples
     if not (0 <= book.epoch < book.plan.epochs and 0 <= book.cursor <= n):
@@ -164,10 +152,7 @@ def _holes(book: ShardLog) -> dict[int, list[PendingRange]]:
 def replayed(records: Iterable[Record]) -> ShardLog:
     """Return the shard log after all records of a journal.
 
-    Raises
-    ------
-    JournalError
-        With the number of the first record that cannot follow those before it.
+    Raise JournalError with the number of the first record that cannot follow those before it.
     """
     book: ShardLog | None = None
     for line, record in enumerate(records, start=1):

@@ -214,10 +214,7 @@ class View:
     def prove(self) -> None:
         """Check by the ledger that every complete epoch was committed exactly once, and no sample twice.
 
-        Raises
-        ------
-        LedgerError
-            If not, which no sequence of calls should cause.
+        Raise LedgerError if not, which no sequence of calls should cause.
         """
         book = self._book
         whole = book.epoch + (book.cursor == self.plan.n_samples)
@@ -416,6 +413,9 @@ class ShardService(View):
     ) -> Self:
         """Return the service of a saved state.
 
+        Raise JournalError if the state contradicts itself; InputError if it is of another dataset, or the generation is
+        not above the saved one.
+
         Parameters
         ----------
         state : SavedShards
@@ -428,13 +428,6 @@ class ShardService(View):
             Size of the present dataset, to be compared.
         journal : callable, optional
             Its first record is this state, so earlier records are not needed.
-
-        Raises
-        ------
-        JournalError
-            If the state contradicts itself.
-        InputError
-            If it is of another dataset, or the generation is not above the saved one.
         """
         book = from_state(state)
         if n_samples is not None and n_samples != book.plan.n_samples:
@@ -449,12 +442,8 @@ class ShardService(View):
     def replay(cls, records: Iterable[Record], *, journal: Journal | None = None) -> Self:
         """Return the service after all records of a journal, with its leases in force and its ledger.
 
-        A journal may lack records of kind "renewed": deadlines are then earlier. Call `resume` after a restart.
-
-        Raises
-        ------
-        JournalError
-            With the first record that cannot follow those before it.
+        A journal may lack records of kind "renewed": deadlines are then earlier. Call `resume` after a restart. Raise
+        JournalError with the first record that cannot follow those before it.
         """
         return cls._of(replayed(records), journal)
 
@@ -481,7 +470,9 @@ class ShardService(View):
     def lease(self, worker: Worker, *, now_s: float, speed: float | None = None) -> ShardLease | None:
         """Return the next lease of a worker; None if there is nothing now: ask again unless the service is `over`.
 
-        A worker may hold several leases. A range that it has failed is offered to other workers first.
+        A worker may hold several leases. A range that it has failed is offered to other workers first. Raise
+        PoisonShardError if a range failed too often, and ranges are not set aside; InputError if the worker is neither
+        a number nor a name, or the speed is not a number above 0.
 
         Parameters
         ----------
@@ -491,13 +482,6 @@ class ShardService(View):
             The time. Leases whose deadline has passed expire.
         speed : float, optional
             Samples per second; by default as measured by its commits, and before the first one it gets one minibatch.
-
-        Raises
-        ------
-        PoisonShardError
-            If a range failed too often, and ranges are not set aside.
-        InputError
-            If the worker is neither a number nor a name, or the speed is not a number above 0.
         """
         _check_worker(worker, speed)
         self.expire(now_s=now_s)
@@ -518,7 +502,7 @@ class ShardService(View):
         """Enter a lease's range into the ledger, and return COMMITTED, or the fate for which it was refused.
 
         A repeated commit changes nothing and returns COMMITTED. A lease past its deadline stays in force until the next
-        call of `expire` or `lease`.
+        call of `expire` or `lease`. Raise InputError if `until` is beyond the lease, or an argument is not a number.
 
         Parameters
         ----------
@@ -530,11 +514,6 @@ class ShardService(View):
             The update that has the gradients of the samples.
         until : int, optional
             Commit only the positions before it; the lease stays in force for the rest.
-
-        Raises
-        ------
-        InputError
-            If `until` is beyond the lease, or an argument is not a number.
         """
         fate = self.fate(token)
         if fate is not Fate.HELD:

@@ -218,10 +218,7 @@ def write_private(path: Path, content: bytes) -> None:
 def private_folder(path: Path) -> Path:
     """Return a folder that only its owner can enter; create it with mode 0700 if it does not exist.
 
-    Raises
-    ------
-    AccessError
-        If it belongs to another user, other users can enter it, or it is a link.
+    Raise AccessError if it belongs to another user, other users can enter it, or it is a link.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()

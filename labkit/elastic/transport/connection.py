@@ -74,10 +74,7 @@ class Greeting:
     def ask(self, hello: Mapping[str, Any]) -> Peer:
         """Greet as the end that has connected; return the peer.
 
-        Raises
-        ------
-        AccessError
-            If one end refuses the other; the message says which and why.
+        Raise AccessError if one end refuses the other; the message says which and why.
         """
         mine = {"hello": dict(hello), "nonce": secrets.token_hex(NONCE_BYTES), "lease_s": self._lease.base_s}
         self._say(HELLO, mine)

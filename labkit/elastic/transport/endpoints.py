@@ -151,6 +151,8 @@ def connect(
 ) -> Connection:
     """Connect to a listening process.
 
+    Raise UnreachableError if no process answers within the lease; AccessError if one end refuses the other.
+
     Parameters
     ----------
     address : Address
@@ -165,13 +167,6 @@ def connect(
         For tls: name that the peer's certificate must contain; by default the job's, which all of them have.
     lease, limits : Lease, PeerLimits
         The terms of this end.
-
-    Raises
-    ------
-    UnreachableError
-        If no process answers within the lease.
-    AccessError
-        If one end refuses the other.
     """
     access.check(address)
     context = name = None

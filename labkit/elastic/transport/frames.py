@@ -92,12 +92,8 @@ def pack(head: Head, meta: bytes = b"") -> bytes:
 def unpack(header: bytes | bytearray | memoryview, *, limits: PeerLimits) -> tuple[Head, int]:
     """Return the header and its check value, which covers the meta part that follows.
 
-    Raises
-    ------
-    FrameError
-        If it is not a header of this version, or contradicts itself.
-    OversizedError
-        If it announces more than the limits allow.
+    Raise FrameError if it is not a header of this version, or contradicts itself; OversizedError if it announces more
+    than the limits allow.
     """
     magic, version, kind, flags, meta, payload, block, offset, sequence, request, step, check = HEADER.unpack(header)
     if magic != MAGIC:
@@ -188,10 +184,7 @@ class FrameOrder:
     def fresh(self, sequence: int) -> bool:
         """Return whether this is the next frame; False for one that has arrived before.
 
-        Raises
-        ------
-        ReplayedError
-            If frames between the last one and this one are missing.
+        Raise ReplayedError if frames between the last one and this one are missing.
         """
         if sequence > self.last + 1:
             raise ReplayedError(f"frame {sequence:,} came after {self.last:,}: what lies between is missing.")
@@ -259,14 +252,9 @@ class Intake:
     def next(self) -> tuple[Head, bytes]:
         """Return head and meta part of the next frame that is not a duplicate; the caller reads its payload.
 
-        Raises
-        ------
-        EOFError
-            At the end of the stream, between frames.
-        FrameError
-            If the bytes are not a frame, or the frame is beyond the limits or out of order.
-        PeerLostError
-            If nothing arrived for the length of the lease, or the stream ended within a frame.
+        EOFError at the end of the stream, between frames; FrameError if the bytes are not a frame, or the frame is
+        beyond the limits or out of order; PeerLostError if nothing arrived for the length of the lease, or the stream
+        ended within a frame.
         """
         while True:
             head, meta = self._next()
@@ -386,10 +374,7 @@ class Outbox:
     ) -> int:
         """Give a frame a number, and send or queue it; return the number.
 
-        Raises
-        ------
-        ClosedError
-            If the connection is closing or over.
+        Raise ClosedError if the connection is closing or over.
         """
         if len(self._queue) >= self._limits.queued_frames:
             lost = PeerLostError(f"{len(self._queue):,} frames wait for a peer that does not read.")

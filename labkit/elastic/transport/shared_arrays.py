@@ -46,10 +46,7 @@ class SharedRegions:
     def vector(self, n: int) -> Vector:
         """Return an array of n float32 numbers that peers can read and not write.
 
-        Raises
-        ------
-        InputError
-            If there is not enough memory.
+        Raise InputError if there is not enough memory.
         """
         region = Region(4 * n)
         vector = np.frombuffer(region.view, np.float32)

@@ -32,10 +32,7 @@ class Stream(Protocol):
     def receive(self, view: memoryview) -> int:
         """Fill a view; return how many bytes arrived before a heartbeat time passed without any.
 
-        Raises
-        ------
-        EOFError
-            If the peer has ended its direction, or this stream was aborted.
+        Raise EOFError if the peer has ended its direction, or this stream was aborted.
         """
         ...
 

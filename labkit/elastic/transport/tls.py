@@ -67,12 +67,8 @@ class TlsStream:
     def handshake(self, deadline_s: float) -> str:
         """Agree on keys; return the name in the peer's certificate.
 
-        Raises
-        ------
-        AccessError
-            If the certificate of either end is not accepted.
-        PeerLostError
-            If the peer has not finished by the deadline, a time of time.monotonic.
+        Raise AccessError if the certificate of either end is not accepted; PeerLostError if the peer has not finished
+        by the deadline, a time of time.monotonic.
         """
         while True:
             try:

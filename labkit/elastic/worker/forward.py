@@ -96,10 +96,7 @@ class ForwardGuard:
     def check(self) -> None:
         """Check that nothing has changed since `begin`.
 
-        Raises
-        ------
-        ChangedError
-            If something has; the message names it, and a remedy.
+        Raise ChangedError if something has; the message names it, and a remedy.
         """
         for (name, p), version in zip(self._params, self._versions, strict=True):
             if p._version != version:
@@ -184,12 +181,8 @@ class SampleLoss:
     ) -> Tensor:
         """Return the loss of samples; random numbers in data and model depend on the job's seed and `place` only.
 
-        A loss function that has arguments named `step` and `epoch` gets them. With `loader` it has the samples.
-
-        Raises
-        ------
-        InputError
-            If the loss is not a scalar with a gradient, or the forward pass has changed the model.
+        A loss function that has arguments named `step` and `epoch` gets them. With `loader` it has the samples. Raise
+        InputError if the loss is not a scalar with a gradient, or the forward pass has changed the model.
         """
         states = None
         if loader is not None:
@@ -334,13 +327,7 @@ def moved(batch: Any, device: str) -> Any:
 
 
 def checked(loss: Any) -> Tensor:
-    """Return a loss if it is one number with a gradient.
-
-    Raises
-    ------
-    InputError
-        If it is not.
-    """
+    """Return a loss if it is one number with a gradient; InputError if it is not."""
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -46,13 +46,7 @@ def version() -> str:
 
 
 def reach(folder: Path, *, start: bool) -> socket.socket:
-    """Connect to the agent of a folder.
-
-    Raises
-    ------
-    Refusal
-        If there is none and it cannot or may not be started.
-    """
+    """Connect to the agent of a folder; Refusal if there is none and it cannot or may not be started."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(OSError):
             return call(folder, SOCKET)

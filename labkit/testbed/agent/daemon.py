@@ -37,10 +37,7 @@ MOST: Final = 256
 def lock(folder: Path) -> int | None:
     """Lock the folder of an agent; return None if another agent holds the lock and answers.
 
-    Raises
-    ------
-    Refusal
-        If another process holds it and does not answer.
+    Raise Refusal if another process holds it and does not answer.
     """
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     until_s = now_s() + TAKEN_S

@@ -116,6 +116,8 @@ class Devices:
     ) -> list[Gpu]:
         """Return the GPUs for a task: first those that it holds, then those of its partner, then free ones.
 
+        Raise Refusal if there are too few (`no_gpu`), or other tasks hold them (`busy`); then nothing has changed.
+
         Parameters
         ----------
         key : Key
@@ -126,11 +128,6 @@ class Devices:
             The newest reading of the driver.
         beside : str, optional
             A task of the same run, whose GPUs it may share.
-
-        Raises
-        ------
-        Refusal
-            If there are too few (`no_gpu`), or other tasks hold them (`busy`); then nothing has changed.
         """
         self.settle()
         gpus = [Gpu.of(each) for each in reading.gpus]
@@ -182,10 +179,7 @@ class Devices:
     ) -> list[Gpu]:
         """Give a running task other GPUs; those that it gives back are free once none of its processes sees them.
 
-        Raises
-        ------
-        Refusal
-            As `grant`; if it does not run, or the disk is full.
+        Raise Refusal as `grant`; if it does not run, or the disk is full.
         """
         here = self.runs.get(key.run)
         task = here.task(key.task)

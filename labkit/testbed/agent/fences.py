@@ -46,13 +46,7 @@ class Fence:
 
     @classmethod
     def of(cls, value: object) -> Fence:
-        """Return the fence of a request.
-
-        Raises
-        ------
-        Refusal
-            If it is none.
-        """
+        """Return the fence of a request; Refusal if it is none."""
         values: Mapping[str, Any] = value if isinstance(value, dict) else {}
         generation, token, by = values.get("generation"), values.get("token"), values.get("by", "")
         since_s = values.get("since_s", 0.0)
@@ -98,10 +92,7 @@ class Fences:
     def lead(self, fence: Fence, connection: FencedConnection) -> Leader:
         """Let a process lead a fence from now on.
 
-        Raises
-        ------
-        Refusal
-            If another one leads it with that generation, or a higher one; or that cannot be written down.
+        Raise Refusal if another one leads it with that generation, or a higher one; or that cannot be written down.
         """
         self.check(fence)
         known = self._known.get(fence.name)
@@ -123,10 +114,7 @@ class Fences:
     def check(self, fence: Fence | None) -> None:
         """Refuse what comes from a process that does not lead its fence any more.
 
-        Raises
-        ------
-        Refusal
-            By whom it was taken over.
+        Refusal: by whom it was taken over.
         """
         if fence is None or (led := self._known.get(fence.name)) is None:
             return

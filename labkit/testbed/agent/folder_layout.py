@@ -44,10 +44,7 @@ KERNELS: Final = "/proc/sys/kernel/random/boot_id"
 def own_folder(path: str | Path) -> Path:
     """Make the folder of an agent with mode 0700, or check that it belongs to this user and set that mode.
 
-    Raises
-    ------
-    Refusal
-        If it belongs to another user, or cannot be made.
+    Raise Refusal if it belongs to another user, or cannot be made.
     """
     folder = Path(path).expanduser()
     try:
@@ -118,10 +115,7 @@ def inside(folder: Path, names: list[str], *, make: bool = False) -> Iterator[in
 def open_file(folder: Path, names: list[str]) -> int | None:
     """Open a regular file for reading without following links; None if there is none.
 
-    Raises
-    ------
-    Refusal
-        If it is something else than a plain file.
+    Raise Refusal if it is something else than a plain file.
     """
     try:
         with inside(folder, names[:-1]) as handle:

@@ -230,13 +230,7 @@ class Sampler:
 
 
 def _read(line: bytes) -> GpuReading:
-    """Return a reading from a line of the agent's own process.
-
-    Raises
-    ------
-    ValueError
-        If it has another form.
-    """
+    """Return a reading from a line of the agent's own process; ValueError if it has another form."""
     values = json.loads(line)
     try:
         return GpuReading([GpuUse(**gpu) for gpu in values["gpus"]], values["absent"])

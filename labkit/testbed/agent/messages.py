@@ -56,13 +56,7 @@ def _fields(message: Any) -> dict[str, Any]:
 
 
 def unpack(line: bytes) -> dict[str, Any]:
-    """Read a line of JSON that must be an object.
-
-    Raises
-    ------
-    Refusal
-        If it is not.
-    """
+    """Read a line of JSON that must be an object; Refusal if it is not."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -101,10 +95,7 @@ class Lines:
     def take(self) -> bytes | None:
         """Return the next complete line without its end, or None.
 
-        Raises
-        ------
-        Refusal
-            If a line is too long; the stream cannot be used any more.
+        Raise Refusal if a line is too long; the stream cannot be used any more.
         """
         end = self._buffer.find(b"\n", self._seen)
         if end < 0:
@@ -390,10 +381,7 @@ class FolderRow:
 def shaped(kind: Any, answer: Any) -> Any:
     """Decode a message of an agent as a type of this module; fields that the type does not have are ignored.
 
-    Raises
-    ------
-    AgentRefused
-        If it has another form: where, and what was expected.
+    Raise AgentRefused if it has another form: where, and what was expected.
     """
     from pydantic import ValidationError
 

@@ -86,10 +86,7 @@ def environment(label: Mapping[str, str], requested: Mapping[str, str], gpus: Se
 def spawn(order: SpawnRequest) -> int:
     """Start a process, and return its number once it executes the program.
 
-    Raises
-    ------
-    Refusal
-        If it cannot be started; nothing is left of it.
+    Raise Refusal if it cannot be started; nothing is left of it.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -301,10 +298,7 @@ class AgentRuns:
     def start(self, run: str, request: TaskRequest) -> TaskRecord:
         """Start a task; the run is made if there is none of that name.
 
-        Raises
-        ------
-        Refusal
-            If it runs already, the run was stopped, or it cannot be started.
+        Raise Refusal if it runs already, the run was stopped, or it cannot be started.
         """
         here = self._open(run, request.lease_s)
         before = here.record.tasks.get(request.task)

@@ -157,13 +157,7 @@ def free_subnet(token: str) -> int:
 
 
 def build(plan: BedPlan, *, qdisc: str) -> None:
-    """Make the hosts' networks, and the links between them.
-
-    Raises
-    ------
-    BedError
-        If the kernel refuses, with its error.
-    """
+    """Make the hosts' networks, and the links between them; BedError if the kernel refuses, with its error."""
     plan.make_folders()
     held = [hold(plan, slot) for slot in plan.slots] if plan.network == "root" else _held_by_user(plan)
     ip, tc = bridge_commands(plan, processes=[each.pid for each in held], qdisc=qdisc)
@@ -293,10 +287,7 @@ def _fails(command: Sequence[str]) -> str:
 def rates(folder: Path) -> dict[str, str]:
     """Return the rate of each host's link according to the kernel: to the host, and from it.
 
-    Raises
-    ------
-    InputError
-        If the bed's links have no limits.
+    Raise InputError if the bed's links have no limits.
     """
     plan = _shaped(folder)
     found = {}
@@ -308,6 +299,8 @@ def rates(folder: Path) -> dict[str, str]:
 
 def reshape(folder: Path, rate: str | float, *, hosts: Collection[str]) -> float:
     """Set the link rate of some hosts, in both directions, and write it into the inventory.
+
+    Raise InputError if it is no rate, or the bed's links have no limits; BedError if the kernel refuses.
 
     Parameters
     ----------
@@ -322,13 +315,6 @@ def reshape(folder: Path, rate: str | float, *, hosts: Collection[str]) -> float
     -------
     float
         Gbps.
-
-    Raises
-    ------
-    InputError
-        If it is no rate, or the bed's links have no limits.
-    BedError
-        If the kernel refuses.
     """
     gbps = rate_gbps(rate)
     with alone(folder):

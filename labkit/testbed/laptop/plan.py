@@ -110,13 +110,7 @@ class BedPlan:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return the plan of a folder; None if it has none.
-
-        Raises
-        ------
-        BedError
-            If the file is not a plan.
-        """
+        """Return the plan of a folder; None if it has none; BedError if the file is not a plan."""
         try:
             content: dict[str, Any] = json.loads((folder / STATE).read_text())
             if content.pop("kind") != KIND:

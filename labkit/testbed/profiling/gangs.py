@@ -61,10 +61,7 @@ def kinds_named(
 ) -> list[MeasuredKind]:
     """Return kinds by model names, all up to the same gang.
 
-    Raises
-    ------
-    InputError
-        If no model is named, or a gang has no worker or no PS.
+    Raise InputError if no model is named, or a gang has no worker or no PS.
     """
     names = list(dict.fromkeys(models))
     if not names:

@@ -100,10 +100,7 @@ class Measurements:
 def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:
     """Return step time and resources of a job; if other processes run, of the quietest of a few attempts.
 
-    Raises
-    ------
-    HostError
-        If it ends meanwhile, or hardly makes a step.
+    Raise HostError if it ends meanwhile, or hardly makes a step.
     """
     trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
     found: list[GangPace] = []
@@ -115,10 +112,7 @@ def pace(trainee: MeasuredJob, *, least_s: float = LEAST_S) -> GangPace:
 def paces_of(stage: ProfilingSession, trainees: Sequence[MeasuredJob], *, least_s: float = LEAST_S) -> list[GangPace]:
     """Return step time and resources of jobs that train at the same time.
 
-    Raises
-    ------
-    HostError
-        If one ends meanwhile, or hardly makes a step.
+    Raise HostError if one ends meanwhile, or hardly makes a step.
     """
     for trainee in trainees:
         trainee.more_steps(SETTLE, least_s=SETTLE_S, most_s=MOST_S)
@@ -178,10 +172,7 @@ def started(
 ) -> MeasuredJob:
     """Start a job of a kind, and measure its start, a warm one only if the pace of its gang was measured before.
 
-    Raises
-    ------
-    LabkitError
-        If it does not train.
+    Raise LabkitError if it does not train.
     """
     trainee, before = MeasuredJob(stage, number), stage.look()
     took_s = trainee.place(place_of(gang, stage.cluster))
@@ -325,7 +316,8 @@ def calibrated(
 ) -> tuple[TestbedProfile, Ratios]:
     """Return a profile scaled to a testbed on which one job was measured, and the ratios.
 
-    WheelInfo 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates.
+    WheelInfo 20 seconds: cores, a start that warms all hosts, three whose median counts, five seconds of updates. Raise
+    LabkitError, OSError if the job cannot be measured here, or the profile does not know it.
 
     Parameters
     ----------
@@ -337,11 +329,6 @@ def calibrated(
         What to train: one that the profile has with one worker and one PS.
     training : TrainingTable, optional
         How jobs train.
-
-    Raises
-    ------
-    LabkitError, OSError
-        If the job cannot be measured here, or the profile does not know it.
     """
     kind, found = MeasuredKind(model, True, 1, 1), Measurements()
     with ProfilingSession(inventory, [kind] * 4, training=training or TrainingTable()) as stage:

@@ -262,10 +262,7 @@ class MeasuredJob:
     def more_steps(self, n: int, *, least_s: float, most_s: float) -> int:
         """Wait for n more updates and at least `least_s` seconds; return the number of updates.
 
-        Raises
-        ------
-        HostError
-            If the job ends meanwhile.
+        Raise HostError if the job ends meanwhile.
         """
         n_before, since = len(self.steps), time.monotonic()
         self._wait(lambda: len(self.steps) >= n_before + n, most_s, "")
@@ -294,10 +291,7 @@ class MeasuredJob:
     def _wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """Wait for a condition; raise `what` if it does not come true in time, or return if that is empty.
 
-        Raises
-        ------
-        HostError
-            If the job fails, or the condition does not come true.
+        Raise HostError if the job fails, or the condition does not come true.
         """
         until = time.monotonic() + seconds
         with self._changed:
@@ -380,13 +374,7 @@ def _start(stage: ProfilingSession, agent: Agent, *words: str) -> str:
 
 @contextmanager
 def load(stage: ProfilingSession, host: str, n_cores: int) -> Iterator[None]:
-    """Keep some cores of a host busy.
-
-    Raises
-    ------
-    HostError
-        If the load does not begin.
-    """
+    """Keep some cores of a host busy; HostError if the load does not begin."""
     agent = stage.hosts.agent(host)
     tasks = [_start(stage, agent) for _ in range(n_cores)]
     try:

@@ -87,6 +87,9 @@ def bridge_of(machine: Machine, *, start: bool = True) -> list[str]:
 def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool = True) -> Agent:
     """Return a connection to the agent of a machine; close it after use.
 
+    Raise NotDeployedError, ForeignFolderError if labkit is not there, or belongs to another user; HostError, AgentError
+    if the host or its agent cannot be reached.
+
     Parameters
     ----------
     fleet : Fleet
@@ -97,13 +100,6 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
         Start an agent if none runs; False: raise AgentRefused with the kind "no_agent".
     renew : bool
         Replace an agent of another labkit than the deployed one; its tasks go on.
-
-    Raises
-    ------
-    NotDeployedError, ForeignFolderError
-        If labkit is not there, or belongs to another user.
-    HostError, AgentError
-        If the host or its agent cannot be reached.
     """
     dialled: list[RemoteStream] = []
 
@@ -286,12 +282,7 @@ class RunFence:
     def take(self, agents: Mapping[str, Agent]) -> None:
         """Lead the agents that can be reached: first one of them alone, which decides between two that try at once.
 
-        Raises
-        ------
-        InputError
-            If another process drives the run: which one.
-        TakenOverError
-            If one took it meanwhile.
+        Raise InputError if another process drives the run: which one; TakenOverError if one took it meanwhile.
         """
         leaders = {host: agent.leader(self.name) for host, agent in agents.items()}
         if not self._take_over:
@@ -301,13 +292,7 @@ class RunFence:
             self.lead(agent)
 
     def lead(self, agent: Agent) -> None:
-        """Lead one agent, if this process drives the run already.
-
-        Raises
-        ------
-        TakenOverError
-            If another process does.
-        """
+        """Lead one agent, if this process drives the run already; TakenOverError if another process does."""
         if not self.generation:
             return
         agent.on_fenced = self.lost
@@ -323,13 +308,7 @@ class RunFence:
         self.taken_by = self.taken_by or by
 
     def refuse_lost(self) -> None:
-        """Raise if another process drives the run now.
-
-        Raises
-        ------
-        TakenOverError
-            Which one.
-        """
+        """Raise if another process drives the run now; TakenOverError: which one."""
         if self.taken_by:
             raise TakenOverError(self.run, self.taken_by)
 
@@ -400,15 +379,12 @@ class AgentPool:
     def get_ready(self, *, some: bool = False) -> None:
         """Deploy this labkit to all hosts, and connect to their agents; nothing is started unless all can be reached.
 
+        Raise InputError if a host, or with `some` every host, cannot be used: which, and why.
+
         Parameters
         ----------
         some : bool
             Start with the hosts that can be reached; the others are not `up` until they can.
-
-        Raises
-        ------
-        InputError
-            If a host, or with `some` every host, cannot be used: which, and why.
         """
         failed = {row.host: row.why for row in self.fleet.connect() if not row.ok}
         if not failed and not self.fleet.here:
@@ -451,13 +427,7 @@ class AgentPool:
             thread.start()
 
     def agent(self, host: str) -> Agent:
-        """Return the agent of a host, connected.
-
-        Raises
-        ------
-        AgentError, HostError
-            If it cannot be reached.
-        """
+        """Return the agent of a host, connected; AgentError, HostError if it cannot be reached."""
         with self._locks[host]:
             agent = self._agents.get(host)
             if agent is None and self._closed:

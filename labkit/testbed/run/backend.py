@@ -216,10 +216,7 @@ class SshBackend:
     def apply(self, placement: Placement) -> Events:
         """Begin to carry out a decision: processes start, move and stop; `advance` returns the outcome.
 
-        Raises
-        ------
-        PlacementError
-            If it names an unknown job or overfills a device group; then nothing is changed.
+        Raise PlacementError if it names an unknown job or overfills a device group; then nothing is changed.
         """
         self._refuse(placement)
         self._fence.refuse_lost()
@@ -268,10 +265,7 @@ class SshBackend:
     def members(self, job: int) -> list[MemberStatus]:
         """Return the processes that train a job: name, role, site, pid, whether it has joined, and what it uses.
 
-        Raises
-        ------
-        LabkitError
-            If its home host cannot be reached.
+        Raise LabkitError if its home host cannot be reached.
         """
         return self._deployments[job].members()
 

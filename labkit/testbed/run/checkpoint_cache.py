@@ -69,10 +69,7 @@ class CheckpointCache:
     def fetch(self, machine: Machine, *, folder: str, task: str) -> None:
         """Copy the checkpoints of a task from a host; an earlier copy stays until the new one is verified.
 
-        Raises
-        ------
-        HostError
-            If it fails.
+        Raise HostError if it fails.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         partial, why = f".{task}.tar", ""
@@ -123,12 +120,8 @@ class CheckpointCache:
     def bring(self, machine: Machine, *, task: str, tell: Callable[[str], None]) -> str:
         """Copy the checkpoints of a task to a host; return the path below its folder, "" if there are none.
 
-        `tell` is called where the newest copy here is damaged: with its path, and what the job goes on from.
-
-        Raises
-        ------
-        FleetError
-            If it fails.
+        `tell` is called where the newest copy here is damaged: with its path, and what the job goes on from. Raise
+        FleetError if it fails.
         """
         copy = self._good_copy(task, tell)
         if copy is None:
@@ -252,10 +245,7 @@ class _Content(io.RawIOBase):
 def refuse_incomplete(sizes: dict[str, int], manifests: dict[str, bytes]) -> None:
     """Raise unless some checkpoint has every file that its manifest names, with the right size.
 
-    Raises
-    ------
-    HostMessageError
-        If none has.
+    Raise HostMessageError if none has.
     """
     for path, content in manifests.items():
         folder = path.removesuffix(FILE)

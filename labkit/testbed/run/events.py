@@ -266,13 +266,7 @@ class RunEvents:
         return [each for host in over for each in self.returned(host)]
 
     def of(self, item: InboxItem) -> list[Events]:
-        """Return the events that follow from a report.
-
-        Raises
-        ------
-        EndedError
-            If another process has ended the run on its hosts.
-        """
+        """Return the events that follow from a report; EndedError if another process has ended the run on its hosts."""
         if item.rows is not None and item.host:
             return [item.rows]
         if item.rows is not None:

@@ -41,6 +41,8 @@ def logs(
 ) -> Outcomes:
     """Pass on lines that tasks have written, and lines that they write until they have ended.
 
+    Raise InputError if every host answers, and none has such a run.
+
     Parameters
     ----------
     fleet : Fleet
@@ -60,11 +62,6 @@ def logs(
     -------
     Outcomes
         One row per host: how each task ended, or that it runs.
-
-    Raises
-    ------
-    InputError
-        If every host answers, and none has such a run.
     """
     known: set[str] = set()
 
@@ -166,7 +163,8 @@ class _Reader:
 def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: float = MOST_GB) -> Outcomes:
     """Copy the files of a run from the hosts to the run's folder here, RUN/hosts/HOST, whole or not at all.
 
-    Only folders and regular files are written, each verified, and only below that folder, whatever a host sends.
+    Only folders and regular files are written, each verified, and only below that folder, whatever a host sends. Raise
+    InputError if the name is none that a run can have, or every host answers and none has such a run.
 
     Parameters
     ----------
@@ -183,11 +181,6 @@ def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: fl
     -------
     Outcomes
         One row per host, with `files` and `bytes` that came.
-
-    Raises
-    ------
-    InputError
-        If the name is none that a run can have, or every host answers and none has such a run.
     """
     try:
         run = check_name(run, "run") if run else ""

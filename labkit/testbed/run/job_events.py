@@ -247,13 +247,7 @@ class JobResult:
 
 
 def result_of(data: bytes) -> JobResult:
-    """Decode the result of a job.
-
-    Raises
-    ------
-    AgentRefused
-        If it has another form.
-    """
+    """Decode the result of a job; AgentRefused if it has another form."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

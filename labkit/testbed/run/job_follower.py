@@ -172,6 +172,8 @@ class JobReader:
     ) -> None:
         """Pass on the events of the job until it has ended, then its result; nothing once it is not current any more.
 
+        Raise LabkitError, OSError, ValueError if the host sends what labkit does not write, or has no such job.
+
         Parameters
         ----------
         on_event : callable
@@ -180,11 +182,6 @@ class JobReader:
             Takes the result; called again if it loses a connection.
         from_start : bool
             Report all events as new; False: those that are in the file by now are old.
-
-        Raises
-        ------
-        LabkitError, OSError, ValueError
-            If the host sends what labkit does not write, or has no such job.
         """
         offset, known, caught_up = 0, 0, from_start
         while self._is_current():

@@ -73,10 +73,7 @@ class GpuClaims:
     def take(self, hosts: Iterable[str], places: Sequence[JobPlacement]) -> None:
         """Hold on some hosts the most that any of some placements needs.
 
-        Raises
-        ------
-        AgentRefused
-            If other tasks still hold them after `BUSY_S`.
+        Raise AgentRefused if other tasks still hold them after `BUSY_S`.
         """
         for host in hosts:
             asks = _most([self._asks(host, place) for place in places])
@@ -145,17 +142,14 @@ def _most(asks: Sequence[Asks]) -> Asks:
 def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Hello]) -> list[str]:
     """Compare the inventory with the GPUs that drivers report; return notes.
 
+    Raise InputError if hosts have fewer GPUs than the inventory says: each host, and its number of GPUs.
+
     Parameters
     ----------
     machines : iterable of Machine
         The hosts that answer.
     hello : callable
         From a host to the Hello of its agent.
-
-    Raises
-    ------
-    InputError
-        If hosts have fewer GPUs than the inventory says: each host, and its number of GPUs.
     """
     faults, notes = [], []
     for machine in machines:
@@ -267,13 +261,7 @@ class JobLauncher:
             self._run_to_end(home, ["/bin/sh", "-c", UNPACK, "sh", f"{folder}/{brought}"])
 
     def _run_to_end(self, host: str, argv: list[str]) -> None:
-        """Run a short program in the folder of the task.
-
-        Raises
-        ------
-        HostError
-            If its exit code is not 0.
-        """
+        """Run a short program in the folder of the task; HostError if its exit code is not 0."""
         agent, run = self._hosts.agent(host), self._hosts.run
         since = max((listed.last_event for listed in agent.list() if listed.run == run), default=0)
         agent.start(run, task=self._task, argv=argv, lease_s=self._hosts.lease_s)

@@ -99,13 +99,7 @@ class JobRequest:
 
     @classmethod
     def read(cls, path: Path) -> JobRequest:
-        """Read a request.json.
-
-        Raises
-        ------
-        InputError
-            With every fault of the file.
-        """
+        """Read a request.json; InputError with every fault of the file."""
         from pydantic import TypeAdapter, ValidationError
 
         from labkit.core.faults import told

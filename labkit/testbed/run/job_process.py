@@ -163,10 +163,8 @@ def start(request: JobRequest, folder: Path) -> Job:
 def start_after_predecessor(request: JobRequest, folder: Path) -> Job:
     """Start a job; if an earlier job still runs in the folder, wait for its end.
 
-    Raises
-    ------
-    LabkitError
-        If the earlier job has not ended after `PREDECESSOR_S` (it ends with its parent), or the job cannot start.
+    Raise LabkitError if the earlier job has not ended after `PREDECESSOR_S` (it ends with its parent), or the job
+    cannot start.
     """
     from labkit.elastic.job_start import RunningError
 

@@ -66,10 +66,7 @@ class OwnScript:
     def of(cls, path: str | Path, *, data: str | Path | None = None) -> OwnScript:
         """Return it for a file, "FILE.py" or "FILE.py:function"; its folder is the code.
 
-        Raises
-        ------
-        InputError
-            If there is no such file, or no such folder of data.
+        Raise InputError if there is no such file, or no such folder of data.
         """
         folder, name = os.path.split(str(path))
         found = SCRIPT.fullmatch(name)
@@ -144,10 +141,7 @@ def _taken(archive: Path, folder: Path) -> str:
 def pack(source: Path, folder: Path) -> str:
     """Pack a folder as `folder/HASH.tar`, and return the SHA-256 of its content: names, and what files hold.
 
-    Raises
-    ------
-    InputError
-        If it has links or devices, or too much: which.
+    Raise InputError if it has links or devices, or too much: which.
     """
     entries = sorted(_entries(source))
     whole = hashlib.sha256()
@@ -220,15 +214,12 @@ class Staging:
     def bring(self, host: str, digest: str, *, below: str) -> bool:
         """Bring a content to a host that does not have it; return whether it had to travel.
 
+        Raise HostError if it cannot be brought there.
+
         Parameters
         ----------
         below : str
             labkit's folder there, absolute.
-
-        Raises
-        ------
-        HostError
-            If it cannot be brought there.
         """
         there = f"{below}/{STAGED}"
         if self._sh(host, HAS, there, digest).ok:
@@ -249,7 +240,8 @@ def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> O
     """Return the training of a script: what `labkit train FILE.py` takes, or what a function of it returns.
 
     The classes and functions of the script, and of modules beside it, are pickled by value: workers on other hosts need
-    no code. So is its data: what the function returns travels to each worker.
+    no code. So is its data: what the function returns travels to each worker. Raise InputError if the script fails, or
+    returns something else than model, data and loss: where, and what was expected.
 
     Parameters
     ----------
@@ -259,11 +251,6 @@ def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> O
         The folders on this host.
     seed : int
         Of the global random generator of torch while the script runs.
-
-    Raises
-    ------
-    InputError
-        If the script fails, or returns something else than model, data and loss: where, and what was expected.
     """
     file, _, function = script.partition(":")
     path = code / file

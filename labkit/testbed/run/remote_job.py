@@ -401,13 +401,7 @@ class RemoteJob:
             self._hosts.agent(self.home).stop(self._hosts.run, task=self.task)
 
     def members(self) -> list[MemberStatus]:
-        """Return the members of the job; none before it runs.
-
-        Raises
-        ------
-        LabkitError
-            If its home host cannot be reached.
-        """
+        """Return the members of the job; none before it runs; LabkitError if its home host cannot be reached."""
         return self._client.members() if self.home else []
 
     def fetch_from(self, home: str, *, run: str) -> str:

@@ -59,13 +59,7 @@ class SavedState:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it from the folder of a run.
-
-        Raises
-        ------
-        InputError
-            If it is not there, or damaged.
-        """
+        """Read it from the folder of a run; InputError if it is not there, or damaged."""
         from pydantic import TypeAdapter, ValidationError
 
         try:

@@ -63,17 +63,14 @@ SETTLING_S: Final = 10.0
 def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
     """Return an inventory of this machine alone, and write its file for `attach` into a folder.
 
+    Raise InputError if the machine has less, or nothing can be written there.
+
     Parameters
     ----------
     folder : Path
         Folder of the file, and of the agent.
     cores, memory_gb : float, optional
         Capacity to share; by default what this process may use.
-
-    Raises
-    ------
-    InputError
-        If the machine has less, or nothing can be written there.
     """
     import json
 

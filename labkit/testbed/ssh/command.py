@@ -112,10 +112,7 @@ class Opening:
     def feed(self, data: bytes, *, output: str = "stdout") -> bytes:
         """Return the part of new output that belongs to the command.
 
-        Raises
-        ------
-        ShellError
-            If the shell writes more than `MAX_NOISE` bytes before the mark.
+        Raise ShellError if the shell writes more than `MAX_NOISE` bytes before the mark.
         """
         head = self._heads[output]
         if head is None:
@@ -230,16 +227,9 @@ class RemoteCommand:
     def run(self, *, timeout_s: float, stdin: bytes | Iterable[bytes] = b"") -> CompletedCommand:
         """Run the command to its end; parts of an input are requested as they are sent.
 
-        Raises
-        ------
-        OverdueError
-            If it did not end in time; its process group is killed. Without any time left it is not started.
-        CutError
-            If the connection broke.
-        ShellError
-            If the login shell did not start it.
-        HostError
-            If its output is larger than `MOST_BYTES`.
+        Raise OverdueError if it did not end in time; its process group is killed. Without any time left it is not
+        started; CutError if the connection broke; ShellError if the login shell did not start it; HostError if its
+        output is larger than `MOST_BYTES`.
         """
         if timeout_s <= 0:
             close(self._channel)

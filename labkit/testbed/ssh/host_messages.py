@@ -101,10 +101,7 @@ class HostMessages:
 def answer_in(output: bytes, kind: type[T]) -> T:
     """Return the first message in the output of a program, decoded from JSON as a type.
 
-    Raises
-    ------
-    HostMessageError
-        If there is none, or it has another form.
+    Raise HostMessageError if there is none, or it has another form.
     """
     return HostMessages(io.BufferedReader(io.BytesIO(output))).answer(kind)
 
@@ -112,10 +109,7 @@ def answer_in(output: bytes, kind: type[T]) -> T:
 def decoded(content: bytes, kind: type[T]) -> T:
     """Return JSON as a type; fields that the type does not have are ignored.
 
-    Raises
-    ------
-    HostMessageError
-        If it is not JSON, is too deep, or has another form: where, and what was expected.
+    Raise HostMessageError if it is not JSON, is too deep, or has another form: where, and what was expected.
     """
     from pydantic import ValidationError
 

@@ -40,15 +40,9 @@ NONE = "none"
 def expanded(path: Path, *, depth: int = 0) -> str:
     """Return a configuration with included files in place.
 
-    After a file with blocks of its own, the block with the Include continues.
-
-    Raises
-    ------
-    InputError
-        If files include each other without end, or one with `Host` or `Match` is included inside of a block, where
-        both would have to hold.
-    OSError, UnicodeDecodeError
-        If a file cannot be read.
+    After a file with blocks of its own, the block with the Include continues. Raise InputError if files include each
+    other without end, or one with `Host` or `Match` is included inside of a block, where both would have to hold;
+    OSError, UnicodeDecodeError if a file cannot be read.
     """
     if depth > MAX_DEPTH:
         raise InputError(f"{path} is included more than {MAX_DEPTH} files deep; does it include itself?")

@@ -82,13 +82,7 @@ class HostRows(Generic[RowT]):
         return tuple(row for row in self.rows if not row.ok)
 
     def checked(self) -> Self:
-        """Return this table, if every host succeeded.
-
-        Raises
-        ------
-        FleetError
-            If hosts failed: which, and why.
-        """
+        """Return this table, if every host succeeded; FleetError if hosts failed: which, and why."""
         if self.failed:
             listed = "; ".join(f"{row.host}: {row.why}" for row in self.failed)
             raise FleetError(f"{len(self.failed)} of {len(self.rows)} hosts failed: {listed}")

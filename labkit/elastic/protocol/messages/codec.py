@@ -118,10 +118,7 @@ def encode(message: Struct) -> bytes:
 def to_json(value: Struct, *, defaults: bool = True) -> bytes:
     """Return a struct as a JSON object; `defaults`: also the fields that have their default.
 
-    Raises
-    ------
-    MessageError
-        If a field has a value of another type, or a number in it is not finite.
+    Raise MessageError if a field has a value of another type, or a number in it is not finite.
     """
     kind: Any = type(value)
     try:
@@ -176,6 +173,8 @@ def decode(kinds: Any, raw: bytes) -> Any:
 def from_json(kind: type[M], raw: bytes, *, show_value: bool = False) -> M:
     """Return the struct that `to_json` encoded.
 
+    Raise MessageError if it is no JSON object, or a field is missing, unknown or invalid: it names the field.
+
     Parameters
     ----------
     kind : type
@@ -185,11 +184,6 @@ def from_json(kind: type[M], raw: bytes, *, show_value: bool = False) -> M:
     show_value : bool
         Whether the error has the value of the field, too: for files, since what strangers send is not repeated to
         users.
-
-    Raises
-    ------
-    MessageError
-        If it is no JSON object, or a field is missing, unknown or invalid: it names the field.
     """
     hashed: Any = kind
     try:
@@ -274,10 +268,7 @@ def hello(
 def greeted(peer: Peer) -> Hello:
     """Return the greeting of a peer.
 
-    Raises
-    ------
-    AccessError
-        If it is malformed, or its process sends messages of another version.
+    Raise AccessError if it is malformed, or its process sends messages of another version.
     """
     try:
         message = from_json(Hello, json.dumps(dict(peer.hello)).encode())
@@ -306,10 +297,7 @@ def save_struct(path: Path, value: Struct) -> None:
 def load_struct(path: Path, kind: type[S]) -> S:
     """Read a struct from a file.
 
-    Raises
-    ------
-    JobFileError
-        If it has no such struct: the message names the file, the field and its value.
+    Raise JobFileError if it has no such struct: the message names the file, the field and its value.
     """
     try:
         return from_json(kind, path.read_bytes(), show_value=True)
