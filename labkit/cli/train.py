@@ -16,7 +16,7 @@ from labkit.cli.attach import tell_watch
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.elastic.controller.deaths import RESTARTS, WITHIN_S
+from labkit.elastic.controller.controller_state import RESTARTS, WITHIN_S
 from labkit.elastic.job_logs import NewLines
 from labkit.elastic.own_training import (
     OF_CATALOGUE,

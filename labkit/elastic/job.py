@@ -15,10 +15,9 @@ from typing import Any, Final, Self, TextIO
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 from labkit.elastic.checkpoint.resume import SavedModel, state_of
-from labkit.elastic.controller.client import ControllerClient, new_id
+from labkit.elastic.controller.client import AttachedController, ControllerClient, ControllerSupervisor, new_id
 from labkit.elastic.controller.job_files import EVENTS, LOST_KNOWN
 from labkit.elastic.controller.losses import decoded
-from labkit.elastic.controller_supervisor import AttachedController, ControllerSupervisor
 from labkit.elastic.errors import JobError, NotDoneError, OverError
 from labkit.elastic.job_logs import EVERY_S, NewLines, failed, log_of, read_events
 from labkit.elastic.process.causes import cause_named

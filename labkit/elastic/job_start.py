@@ -30,12 +30,11 @@ from labkit.elastic.arguments import (
     load_state,
 )
 from labkit.elastic.checkpoint.resume import check_resume, kept_cut
-from labkit.elastic.controller.deaths import check_restarts
+from labkit.elastic.controller.client import AttachedController, controller_pid, is_over
+from labkit.elastic.controller.controller_state import check_restarts
 from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
 from labkit.elastic.controller.losses import STOP
-from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
 from labkit.elastic.controller.replication import check_standby
-from labkit.elastic.controller_supervisor import AttachedController, controller_pid, is_over
 from labkit.elastic.job import Job
 from labkit.elastic.loading import Loading
 from labkit.elastic.models.sizes import whole
@@ -53,7 +52,17 @@ from labkit.elastic.protocol.program import (
     module_paths,
     option_values,
 )
-from labkit.elastic.protocol.sites import NOWHERE_ELSE, NetworkConfig, NetworkMode, Site, checked_sites
+from labkit.elastic.protocol.sites import (
+    NOWHERE_ELSE,
+    ROLES,
+    JobPlacement,
+    NetworkConfig,
+    NetworkMode,
+    Site,
+    checked,
+    checked_sites,
+    of_role,
+)
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate

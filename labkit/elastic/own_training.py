@@ -93,7 +93,7 @@ class OwnTraining:
 
     def save(self, folder: Path) -> None:
         """Pickle it into a folder, whole: optimizers keep their parameters; a script is sent as its text."""
-        from labkit.elastic.protocol.mapped import MappedPickler
+        from labkit.elastic.protocol.program import MappedPickler
 
         with (folder / FILE).open("wb") as file:
             MappedPickler(file).dump(self.loss.sent() if isinstance(self.loss, LoopLoss) else self)

@@ -25,7 +25,7 @@ from labkit.results.record import TAKEN_BY, RunRecord, RunState
 from labkit.results.store import RunWriter, find, load
 from labkit.schedulers import named
 from labkit.system.printing import printable
-from labkit.testbed.run.saved_state import SavedState
+from labkit.testbed.run.backend import SavedState
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory

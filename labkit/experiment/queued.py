@@ -28,7 +28,7 @@ from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, Ru
 from labkit.results.record import RunRecord
 from labkit.results.store import known_runs, load
 from labkit.system.printing import printable
-from labkit.testbed.run.saved_state import STATE
+from labkit.testbed.run.backend import STATE
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory

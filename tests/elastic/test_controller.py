@@ -10,6 +10,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Cause
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import (
+    SHORTAGES,
     Command,
     End,
     JobTerms,
@@ -20,7 +21,6 @@ from labkit.elastic.controller.controller_state import (
     Start,
     Tell,
 )
-from labkit.elastic.controller.deaths import SHORTAGES
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.messages.orders import (
     AssignShards,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.elastic.controller.deaths import SHORTAGES, Deaths, shortages
+from labkit.elastic.controller.controller_state import SHORTAGES, Deaths, shortages
 
 
 def died(deaths: Deaths, n: int, *, now_s: float = 0.0, joined: bool = True) -> str:

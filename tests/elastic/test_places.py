@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
 from labkit.elastic.controller.controller_state import End, Over, SavedMachine, Start
-from labkit.elastic.controller.placement import ROLES, MemberPlacement, by_numbers, of_role, to_place
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.messages.codec import from_json, to_json
 from labkit.elastic.protocol.messages.orders import FinishStep, Halt, PauseAtVersion, Replicate, SetOwners
 from labkit.elastic.protocol.messages.reports import HasReplica, OwnsBlock, StateReported, TrainingBegun
+from labkit.elastic.protocol.sites import ROLES, MemberPlacement, by_numbers, of_role, to_place
 from tests.elastic.chaos.story import many
 from tests.elastic.stage import Stage, control
 from tests.elastic.test_controller import Play

@@ -28,9 +28,9 @@ from labkit.elastic.protocol.blocks import MovingBuffers, layout, pack, trained,
 from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.block import Block, Pushed
-from labkit.elastic.server.norms import NormClipping, whole_norm
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
+from labkit.elastic.server.update_rule import NormClipping, whole_norm
 from labkit.elastic.verification import VerifiedTraining, hash_seeds, verify
 
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3

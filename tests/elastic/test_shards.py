@@ -34,7 +34,7 @@ from labkit.elastic.shards import (
     prove,
     samples_between,
 )
-from labkit.elastic.shards.saved import SavedShards, parsed
+from labkit.elastic.shards.book import SavedShards, parsed
 from labkit.elastic.shards.service import n_minibatches
 
 

@@ -22,7 +22,6 @@ from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import Events, Kind
 from labkit.core.ledger import Ledger
 from labkit.core.resources import amounts
-from labkit.elastic.event_quantities import MemberName
 from labkit.experiment import Session, attach, deploy
 from labkit.results.record import RunState
 from labkit.testbed.agent.client import Agent
@@ -30,6 +29,7 @@ from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop import Bed
 from labkit.testbed.run.agents import AgentPool, usage
 from labkit.testbed.run.backend import SshBackend
+from labkit.testbed.run.job_events import MemberName
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S

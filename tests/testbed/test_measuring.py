@@ -8,11 +8,10 @@ import pytest
 
 from labkit.core import Cause, Kind, Quantity, Role
 from labkit.core.ledger import Ledger
-from labkit.elastic.event_quantities import EventQuantities, MemberName
 from labkit.testbed.agent.messages import HostMeasurement, HostUse, Used
 from labkit.testbed.errors import AgentRefused
 from labkit.testbed.run.events import RunMeasuring, _rows, _used
-from labkit.testbed.run.job_events import LeftEvent, Progress, StartedEvent, event_of
+from labkit.testbed.run.job_events import EventQuantities, LeftEvent, MemberName, Progress, StartedEvent, event_of
 from labkit.testing.backends import same_events
 from tests.hang import HANG_S
 from tests.testbed.test_backend import jobs_of

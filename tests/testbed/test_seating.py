@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from labkit.core.events import Role
-from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.job_events import LeftEvent, StartedEvent
+from labkit.testbed.run.job_events import LeftEvent, MemberName, StartedEvent
 from labkit.testbed.run.tasks import TaskNumbers, TaskResources
 
 ROWS = [(Role.WORKER, "a/0", 2), (Role.PS, "b/0", 1), (Role.PS, "a/0", 1), (Role.WORKER, "b/0", 1)]

@@ -40,8 +40,7 @@ from labkit.elastic.controller.losses import CONTINUE, NotFiniteError
 from labkit.elastic.protocol.blocks import Layout
 from labkit.elastic.server.optimizers import Optimizer
 from labkit.elastic.shards import SavedShards
-from labkit.elastic.shards.book import JournalError
-from labkit.elastic.shards.saved import parsed
+from labkit.elastic.shards.book import JournalError, parsed
 
 __all__ = [
     "BadCheckpointError",

@@ -11,7 +11,7 @@ from labkit.elastic.controller.scaling_requests import JobOutcome
 from labkit.elastic.protocol.messages.orders import AssignShards, ConfirmLeases, GrantLease, RevokeLease, SampleLease
 from labkit.elastic.protocol.messages.reports import StepDone, UpdateDone
 from labkit.elastic.shards import Fate, Journal, PoisonShardError, Record, SavedShards, ShardLease, ShardService, deal
-from labkit.elastic.shards.saved import forgiven
+from labkit.elastic.shards.book import forgiven
 
 
 class DataLeases:

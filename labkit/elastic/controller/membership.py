@@ -11,20 +11,21 @@ from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSche
 from labkit.elastic.controller.controller_state import (
     CommandBuffer,
     ControllerState,
+    Deaths,
     Load,
     Member,
     Reassign,
     leave_columns,
+    shortages,
 )
 from labkit.elastic.controller.data_assignment import DataLeases, ShardAssignment
-from labkit.elastic.controller.deaths import Deaths, shortages
-from labkit.elastic.controller.placement import ROLES
 from labkit.elastic.controller.replication import LEAST_SERVERS, Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.protocol.messages.orders import BeginEra, BeginTraining, ConnectTo, Halt, ReportState, SetOwners
 from labkit.elastic.protocol.messages.reports import ConnectFailed, OutOfMemory, Raised, ReplicaFailed, Stuck
 from labkit.elastic.protocol.messages.struct import Role
+from labkit.elastic.protocol.sites import ROLES
 from labkit.elastic.shards import SavedShards
 
 

@@ -10,12 +10,12 @@ from labkit.core.errors import InputError
 from labkit.elastic.controller.checkpoint_schedule import MARGIN, CheckpointSchedule, WorkerBarrier
 from labkit.elastic.controller.controller_state import CommandBuffer, ControllerState, Member, Reassign
 from labkit.elastic.controller.data_assignment import ShardAssignment
-from labkit.elastic.controller.placement import ROLES, MembershipChange, by_numbers, checked, to_place
 from labkit.elastic.controller.replication import LEAST_SERVERS, Replication
 from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
 from labkit.elastic.protocol.messages.orders import BlockMove, FinishStep, HandOver, MeasureLoads, PauseAtVersion
 from labkit.elastic.protocol.messages.reports import BlockLoads
 from labkit.elastic.protocol.messages.struct import Role
+from labkit.elastic.protocol.sites import ROLES, MembershipChange, by_numbers, checked, to_place
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,9 @@ from labkit.elastic.controller.controller_state import (
     SiteMembers,
     Strategy,
 )
-from labkit.elastic.controller.placement import ROLES, JobPlacement, checked, of_role
 from labkit.elastic.controller.replication import LEAST_SERVERS
 from labkit.elastic.protocol.messages.struct import Role
+from labkit.elastic.protocol.sites import ROLES, JobPlacement, checked, of_role
 
 
 @dataclass(slots=True)

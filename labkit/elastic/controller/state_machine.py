@@ -31,7 +31,6 @@ from labkit.elastic.controller.controller_state import (
 )
 from labkit.elastic.controller.data_assignment import DataLeases, ShardAssignment
 from labkit.elastic.controller.membership import EraStart, HostLoss, Joining, MemberLoss
-from labkit.elastic.controller.placement import first_members
 from labkit.elastic.controller.replication import Replication
 from labkit.elastic.controller.scaling import Scaler
 from labkit.elastic.controller.scaling_requests import JobOutcome, ScalingQueue, ScalingRequest
@@ -39,6 +38,7 @@ from labkit.elastic.controller.takeover import BlockOwnership, Takeover
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.messages.orders import Stop
+from labkit.elastic.protocol.sites import first_members
 from labkit.elastic.shards import Journal, Record, SavedShards
 
 

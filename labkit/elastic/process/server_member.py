@@ -35,10 +35,10 @@ class ServerMember(MemberProcess):
     takes = orders.ServerOrder
 
     def __init__(self, folder: Path, name: str, site: str = "") -> None:
-        from labkit.elastic.server.norms import NormClipping
         from labkit.elastic.server.optimizers import optimizer
         from labkit.elastic.server.replicas import KeptCopies
         from labkit.elastic.server.server import Arrivals, ParameterServer
+        from labkit.elastic.server.update_rule import NormClipping
         from labkit.elastic.transport.shared_arrays import SharedArrayPool
 
         super().__init__(folder, name, site)

@@ -20,12 +20,12 @@ from labkit.elastic.shards.book import (
     PoisonShardError,
     Record,
     ReturnReason,
+    SavedShards,
     ShardLease,
     ShardPlan,
     ShardStatus,
     Worker,
 )
-from labkit.elastic.shards.saved import SavedShards
 from labkit.elastic.shards.service import Journal, ShardService, prove
 
 __all__ = [

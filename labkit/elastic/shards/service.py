@@ -22,13 +22,17 @@ from labkit.elastic.shards.book import (
     Poison,
     PoisonShardError,
     Record,
+    SavedShards,
     ShardLease,
     ShardLog,
     ShardPlan,
     ShardStatus,
     Worker,
+    from_state,
+    opening_record,
+    replayed,
+    to_state,
 )
-from labkit.elastic.shards.saved import SavedShards, from_state, opening_record, replayed, to_state
 
 
 def prove(

@@ -32,7 +32,7 @@ from labkit.elastic.protocol.messages.orders import (
     TrainingOrder,
 )
 from labkit.elastic.protocol.summation_tree import Node
-from labkit.elastic.server.norms import whole_norm
+from labkit.elastic.server.update_rule import whole_norm
 from labkit.elastic.transport import Channel, Head, Message
 from labkit.elastic.transport.shared_arrays import fetch
 from labkit.elastic.worker.push_pull import Directives, Extent, Halted, PushPull, StepReplicas, unlimited, unweighted

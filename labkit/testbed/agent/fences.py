@@ -114,7 +114,7 @@ class Fences:
     def check(self, fence: Fence | None) -> None:
         """Refuse what comes from a process that does not lead its fence any more.
 
-        Refusal: by whom it was taken over.
+        Raise Refusal that names the process that took it over.
         """
         if fence is None or (led := self._known.get(fence.name)) is None:
             return

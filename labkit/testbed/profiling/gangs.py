@@ -11,7 +11,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.run.training import site_names
 
 

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from labkit.core.errors import LabkitError
 from labkit.core.jobs import Jobs
-from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.speed.profiled import YardstickSample
 from labkit.speed.profiled.profile import Pool
 from labkit.testbed.agent.client import Agent

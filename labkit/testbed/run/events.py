@@ -17,12 +17,11 @@ from labkit.core.events import Cause, Events, Kind, Quantity, Role, events, join
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import CPUS, MEMORY_GB
-from labkit.elastic.controller.placement import JobPlacement
-from labkit.elastic.event_quantities import EventQuantities, MemberName
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.agent.messages import HostMeasurement, Used
 from labkit.testbed.run.agents import AgentPool
 from labkit.testbed.run.checkpoint_cache import CheckpointCache
-from labkit.testbed.run.job_events import JobEvent, JobUpdate, LostTask, columns_of
+from labkit.testbed.run.job_events import EventQuantities, JobEvent, JobUpdate, LostTask, MemberName, columns_of
 from labkit.testbed.run.remote_job import RemoteJob
 from labkit.testbed.run.retries import Failures, Retries
 from labkit.testbed.run.tasks import Row, TaskResources, hosts_of, row, seats

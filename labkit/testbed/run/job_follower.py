@@ -12,8 +12,8 @@ from typing import Final
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.process import causes
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.agent.client import Agent
 from labkit.testbed.errors import AgentGone, AgentRefused, AgentTimeout, HostError
 from labkit.testbed.run.agents import AgentPool

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Final
 
 from labkit.core.errors import InputError
-from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.forkserver.protocol import SWITCH
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.agent.messages import GpuAsk, Hello
 from labkit.testbed.doctor import other_type
 from labkit.testbed.errors import AgentError, AgentRefused, HostError

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 from labkit.core.errors import LabkitError
 from labkit.core.events import Cause
-from labkit.elastic.controller.placement import JobPlacement
 from labkit.elastic.protocol.messages.clients import MemberStatus
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.agent.fences import FENCED
 from labkit.testbed.errors import AgentRefused, HostError
 from labkit.testbed.run.agents import AgentPool

@@ -23,7 +23,7 @@ from labkit.core.errors import InputError, LabkitError
 from labkit.core.files import refuse_closed
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.elastic.controller.placement import JobPlacement
+from labkit.elastic.protocol.sites import JobPlacement
 from labkit.testbed.agent.bridge import search_path
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.run.agents import AgentPool, Changed, OnReading, RunFence

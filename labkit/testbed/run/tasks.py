@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role, events
 from labkit.core.resources import Amounts, Ints
-from labkit.elastic.controller.placement import JobPlacement
-from labkit.elastic.event_quantities import MemberName
-from labkit.testbed.run.job_events import JobEvent, LeftEvent, StartedEvent
+from labkit.elastic.protocol.sites import JobPlacement
+from labkit.testbed.run.job_events import JobEvent, LeftEvent, MemberName, StartedEvent
 from labkit.testbed.run.training import site_names
 
 MemberLimits = dict[str, tuple[float | None, float | None]]

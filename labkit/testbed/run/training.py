@@ -15,8 +15,7 @@ from labkit.core.consent import use
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
-from labkit.elastic.controller.placement import JobPlacement
-from labkit.elastic.protocol.sites import Site
+from labkit.elastic.protocol.sites import JobPlacement, Site
 from labkit.testbed.agent.messages import GpuAsk
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.run.job_messages import DatasetSpec, JobRequest
