@@ -110,8 +110,6 @@ def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterabl
 
     Parameters
     ----------
-    name : object
-        Name of the optimizer.
     options : mapping
         Arguments of `start` by name that are none of its own.
     arguments : iterable of str
@@ -146,12 +144,8 @@ def checked_update(
     ----------
     chosen : str or OwnUpdate
         Name of the optimizer, or an update of one's own.
-    options : mapping
-        Its options.
     rule : UpdateRule
         Schedule, limit of gradients and update of one's own.
-    n_steps : int
-        Of the job.
     arguments : iterable of str
         See `check_optimizer`.
     """

@@ -138,8 +138,6 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the job.
     why : str
         Reason in the controller's last event; "" if the controller died.
     checkpoints : Checkpoints

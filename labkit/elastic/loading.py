@@ -36,8 +36,6 @@ class Samples:
     ----------
     data : object
         Of the job; one with `order(epoch, seed)` has an order of its own.
-    spec : Spec
-        Of the job.
     """
 
     def __init__(self, data: Any, spec: Spec) -> None:

@@ -84,8 +84,6 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
         As the user gave it.
     pickled : Path
         The same, pickled for workers.
-    spec : Spec
-        Of the job.
     how : str
         "refuse", "tell" or "off".
     """

@@ -53,8 +53,6 @@ def up(
         Worker processes of each host, of one thread each; by default as many as its cores.
     idle_s : float
         The cluster ends by itself after so long without work.
-    fleet : Fleet, optional
-        Open connections.
     """
     here = _folder(inventory, folder)
     with _open(inventory, fleet) as hosts:

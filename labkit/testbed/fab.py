@@ -136,8 +136,6 @@ def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory
 
     Parameters
     ----------
-    context : Context
-        Of the task.
     path : str
         Of the file; empty: the usual one.
     hosts : str

@@ -66,8 +66,6 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
 
     Parameters
     ----------
-    folder : Path
-        Of the job.
     spec : Spec
         Of the job that resumes.
     anyway : bool

@@ -92,10 +92,6 @@ class Checkpoints:
     ----------
     folder : Path
         Created if it does not exist.
-    layout : Layout
-        Of the model.
-    optimizer : Optimizer
-        Of the training.
     keep : int
         Number of good checkpoints that are kept, at least 2; older ones are removed.
     disk : Disk

@@ -279,8 +279,6 @@ class CheckpointLoading:
 
     Parameters
     ----------
-    runtime, processes
-        Of the controller.
     thread : ThreadPoolExecutor
         Reads; its one thread writes too, so that a checkpoint that is being written is complete before.
     """

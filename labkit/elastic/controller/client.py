@@ -64,10 +64,6 @@ class ControllerClient:
 
     Parameters
     ----------
-    folder : Path
-        Of the job.
-    lease : Lease
-        Of the job.
     ended : Event
         Set when the job is over.
     limit_s : float, optional
@@ -163,8 +159,6 @@ class ControllerSupervisor:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the job.
     secrets : Secrets or None
         Given to each controller through a pipe; None for jobs without network.
     ended : Event
@@ -251,10 +245,6 @@ class AttachedController:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the job.
-    lease_s : float
-        Lease of the job.
     ended : Event
         Set when the job is over, or has no controller any more.
 

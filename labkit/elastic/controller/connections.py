@@ -119,10 +119,6 @@ class Admission:
         How members connect; one of `NetworkMode`.
     launchers : collection of str
         Names of the launchers of other hosts.
-    loop : EventLoop
-        Calls the receivers.
-    receivers : Receivers
-        Take what arrives.
     """
 
     def __init__(self, network: str, *, launchers: Collection[str], loop: EventLoop, receivers: Receivers) -> None:

@@ -481,8 +481,6 @@ class RemoteHosts:
 
     Parameters
     ----------
-    runtime : ControllerRuntime
-        Shared by all parts.
     processes : MemberProcesses
         With the launchers, and the processes that they start.
     resources : ResourceUse

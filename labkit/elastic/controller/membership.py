@@ -74,8 +74,6 @@ class EraStart:
 
         Parameters
         ----------
-        version : int
-            Of the checkpoint.
         queue : SavedShards, optional
             What it has kept of the leases of samples.
         """

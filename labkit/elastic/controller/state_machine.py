@@ -49,8 +49,6 @@ class Controller:
 
     Parameters
     ----------
-    terms : JobTerms
-        Constants of the job.
     reassign : callable
         See `Reassign`; with no owners at all it makes the first assignment.
     journal : callable, optional
@@ -140,8 +138,6 @@ class Controller:
 
         Parameters
         ----------
-        state : SavedMachine
-            What `state` returned.
         names : iterable of str
             Names that processes have had, which no new member may get.
         records : iterable of Record
@@ -234,8 +230,6 @@ class Controller:
         ----------
         servers, workers : int
             How many more; below 0: fewer.
-        replace : sequence of str
-            Members to replace.
         place : mapping, optional
             Workers and servers of each site, instead; sites that it does not name are to have none.
         strategy : str

@@ -104,8 +104,6 @@ class Credentials:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the job.
     reach : NetworkConfig
         Addresses and ports of its processes.
     secrets : Secrets, optional
@@ -144,8 +142,6 @@ class Credentials:
         ----------
         launcher : str
             Name of the launcher in its certificate.
-        host : str
-            Name of the machine.
         files : iterable of str
             Files of the job that members on that host need.
         """
@@ -206,8 +202,6 @@ class Endpoints:
 
     Parameters
     ----------
-    folder : Path
-        Home of the member.
     reach : NetworkConfig
         Addresses and ports of the member.
     scheme : str

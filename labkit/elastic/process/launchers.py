@@ -238,8 +238,6 @@ class RemoteLauncher:
 
     Parameters
     ----------
-    host : str
-        Name of the machine.
     papers : callable
         Takes name and role of a member, and returns its certificate and key, content by name of the file.
     started, ended : callable

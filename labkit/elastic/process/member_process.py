@@ -84,15 +84,6 @@ class Dialer:
 class ControllerLink:
     """The connection of a member to its controller.
 
-    Parameters
-    ----------
-    name : str
-        Name of the member.
-    dialer : Dialer
-        Opens the connection.
-    handler : Handler
-        Takes what arrives.
-
     Attributes
     ----------
     channel : Channel or None
@@ -162,8 +153,6 @@ class ServerConnections:
 
     Parameters
     ----------
-    dialer : Dialer
-        Opens the connections.
     report : callable
         Sends an event to the controller: its name, and columns by keyword.
     opened : callable

@@ -387,8 +387,6 @@ class MovingBuffers:
 
     Parameters
     ----------
-    model : Module
-        The model.
     cut : Layout
         Names and places of its buffers.
     """

@@ -69,8 +69,6 @@ class Program:
 
         Parameters
         ----------
-        folder : Path
-            Of the job.
         before : callable
             Takes the new file before it replaces an earlier one, which stays if this raises.
         """

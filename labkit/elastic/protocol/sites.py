@@ -432,10 +432,6 @@ def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], los
     ----------
     place : mapping
         Workers and servers by name of the site.
-    sites : mapping
-        The host of each site.
-    lost : collection of str
-        Hosts that are lost.
     """
     for site, numbers in place.items():
         if site not in sites:

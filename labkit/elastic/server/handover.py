@@ -40,10 +40,6 @@ class BlockHandover:
 
     Parameters
     ----------
-    name : str
-        Of the server.
-    blocks, peers, replicas
-        Those of the server.
     sync : bool
         Whether training is synchronous: blocks then leave at a version that workers know beforehand.
     report : callable

@@ -43,10 +43,6 @@ class BlockReplicas:
 
     Parameters
     ----------
-    name : str
-        Of the server.
-    blocks, peers
-        Those of the server.
     sync : bool
         Whether training is synchronous; only then there are replicas.
     report : callable

@@ -44,12 +44,8 @@ class GradientUpdates:
 
     Parameters
     ----------
-    blocks, peers
-        Those of the server.
     replies, replicas, handover
         What a new version sets going: answers to pulls, replicas, hand-overs.
-    optimizer : Updates
-        Makes the updates.
     n_shards : int
         V, logical gradients of a batch.
     sync : bool
@@ -339,10 +335,6 @@ class ParameterServer:
 
     Parameters
     ----------
-    name : str
-        Of this server.
-    optimizer : Updates
-        Makes the updates.
     n_shards : int
         V, logical gradients of a batch.
     sync : bool
@@ -461,8 +453,6 @@ class Arrivals(Handler):
 
     Parameters
     ----------
-    server : ParameterServer
-        The server.
     role : str
         Of the peer: worker or server.
     ended : callable, optional

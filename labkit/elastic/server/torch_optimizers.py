@@ -198,12 +198,8 @@ class BlockUpdates:
 
     Parameters
     ----------
-    recipes : sequence of Recipe
-        The optimizers.
     places : sequence
         Parameters of the block, with their first numbers in it.
-    rates : Rates
-        Options of the groups.
     names : tuple of str
         Names of the state vectors.
     """
@@ -270,8 +266,6 @@ def recipes(
     ----------
     optimizer : Optimizer, callable or sequence of these
         Optimizers over parameters of the model; a function of the model returns one.
-    model : Module
-        The model.
     scheduler : LRScheduler, callable or sequence of these, optional
         Schedulers of these optimizers; a function of an optimizer returns one.
     every : int
@@ -534,10 +528,6 @@ def averaged(cut: Layout, number: int, *, n_shards: int, per_shard: Iterable[str
 
     Parameters
     ----------
-    cut : Layout
-        Has the block.
-    number : int
-        Of the block.
     n_shards : int
         Logical gradients of a batch.
     per_shard : iterable of str

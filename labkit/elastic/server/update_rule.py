@@ -176,8 +176,6 @@ class NormClipping:
     ----------
     most : float
         Longest norm.
-    cut : Layout
-        The blocks.
     """
 
     def __init__(self, most: float, cut: Layout) -> None:

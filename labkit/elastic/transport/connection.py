@@ -174,8 +174,6 @@ class Connection:
         Carries the frames; the connection closes it.
     peer : Peer
         The process at the other end.
-    handler : Handler
-        Receives the frames.
     lease, limits, counts : Lease, PeerLimits, Counts
         The terms of this end, and its counters.
     n_greeted : int

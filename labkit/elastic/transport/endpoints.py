@@ -155,18 +155,12 @@ def connect(
 
     Parameters
     ----------
-    address : Address
-        Of the listener.
-    handler : Handler
-        Receives the frames.
     access : Access
         Credentials of this process.
     hello : mapping, optional
         What this process states about itself, as small JSON.
     expected : str, optional
         For tls: name that the peer's certificate must contain; by default the job's, which all of them have.
-    lease, limits : Lease, PeerLimits
-        The terms of this end.
     """
     access.check(address)
     context = name = None
@@ -280,8 +274,6 @@ class Listener:
         Credentials of this process.
     hello : mapping, optional
         What this process states about itself, as small JSON.
-    lease, limits : Lease, PeerLimits
-        The terms of this end.
     sock : socket, optional
         A socket that `bound` has returned for the address; processes that have connected since then are accepted.
     refused : callable, optional

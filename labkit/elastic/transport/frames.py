@@ -225,8 +225,6 @@ class Intake:
 
     Parameters
     ----------
-    stream : Stream
-        Source of the bytes.
     lease : Lease
         Limits the time without bytes.
     limits : PeerLimits
@@ -339,8 +337,6 @@ class Outbox:
 
     Parameters
     ----------
-    stream : Stream
-        Carries them.
     counts, limits : Counts, PeerLimits
         Counters, and how many frames may wait.
     heartbeat_s : float

@@ -49,8 +49,6 @@ class TlsStream:
     ----------
     stream : SocketStream
         Carries the encrypted bytes.
-    context : SSLContext
-        Of this end.
     expected : str, optional
         On the end that connects: name that the peer's certificate must contain; None on the end that listens.
     """

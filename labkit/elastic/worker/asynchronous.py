@@ -32,8 +32,6 @@ class AsyncWorker:
 
     Parameters
     ----------
-    flat : FlatModel
-        The model.
     extents : sequence
         (first, n) of each block in the flat vector.
     loss_of : callable

@@ -59,8 +59,6 @@ class ForwardGuard:
 
     Parameters
     ----------
-    model : Module
-        The model.
     moving : collection of str
         Names of buffers that may change: servers have them.
     """
@@ -148,8 +146,6 @@ class SampleLoss:
         The user's program, with its model on the device.
     device : str
         Device to which batches are moved.
-    seed : int
-        Of the job.
     precision : str
         "bf16": the forward pass and the loss run under `torch.autocast`.
     moving : collection of str

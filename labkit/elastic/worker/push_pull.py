@@ -274,8 +274,6 @@ class FromServers(Handler):
 
     Parameters
     ----------
-    worker : Receiver
-        The worker.
     ended : callable, optional
         Called when the connection has ended, with the reason.
     exhausted : callable, optional
@@ -377,12 +375,8 @@ class PushPull:
             The logical shards, as a node of the summation tree.
         gradient : array
             (N,) float32, over all blocks; it must not change before all of them have acknowledged the step.
-        blocks : sequence
-            Numbers of the blocks.
         step : int
             Era and version that the gradient was computed with.
-        owners, replicas
-            Servers of each block.
         weight : float, optional
             Sum of the weights of these logical shards; None: each loss is a mean.
         """

@@ -36,8 +36,6 @@ class ShardGradients:
 
     Parameters
     ----------
-    flat : FlatModel
-        The model.
     loss_of : callable
         (step, leaf): returns the loss of a logical shard, a tensor.
     n_shards : int

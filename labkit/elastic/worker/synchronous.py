@@ -44,8 +44,6 @@ class Worker:
 
     Parameters
     ----------
-    flat : FlatModel
-        The model.
     extents : sequence
         (first, n) of each block in the flat vector.
     loss_of : callable

@@ -442,8 +442,6 @@ class MessageForward:
     ----------
     request : ClientRequest
         Request that gets the answer of the task.
-    folder : Path
-        Of the task.
     message
         Sent to the task as a line of JSON.
     timeout_s : float

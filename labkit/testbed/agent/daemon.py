@@ -90,8 +90,6 @@ class Daemon:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the agent.
     held : int
         File descriptor of the lock on the folder.
     listener : socket

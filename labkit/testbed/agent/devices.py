@@ -120,8 +120,6 @@ class Devices:
 
         Parameters
         ----------
-        key : Key
-            The task.
         asks : sequence of GpuRequest
             Number of GPUs, and from which.
         reading : GpuReading

@@ -63,13 +63,7 @@ class Fence:
 
 
 class Fences:
-    """The fences of an agent.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the agent.
-    """
+    """The fences of an agent."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FENCES

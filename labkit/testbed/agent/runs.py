@@ -128,8 +128,6 @@ def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProc
 
     Parameters
     ----------
-    order : SpawnRequest
-        The process to start.
     log : callable
         Takes a line for the agent's log: why a program of this labkit is not forked.
     """
@@ -179,10 +177,6 @@ class AgentRun:
 
     Parameters
     ----------
-    record : AgentRunRecord
-        State of the run.
-    folder : Path
-        Folder of the record.
     log : callable
         Takes a line for the agent's log.
     """
@@ -258,8 +252,6 @@ class AgentRuns:
 
     Parameters
     ----------
-    folder : Path
-        Of the agent.
     loop : Loop
         Calls when a process has ended.
     log : callable

@@ -235,10 +235,6 @@ class Service:
 
     Parameters
     ----------
-    folder : Path
-        Of the agent.
-    runs : AgentRuns
-        Runs of the agent.
     loop : Loop
         Event loop of the agent.
     log : callable

@@ -124,10 +124,6 @@ def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlaceme
 
     Parameters
     ----------
-    gang : GangShape
-        The gang.
-    cluster : Cluster
-        The machines.
     first : int
         Number of the first machine.
     """

@@ -327,8 +327,6 @@ def calibrated(
         Of another machine.
     model : str
         What to train: one that the profile has with one worker and one PS.
-    training : TrainingTable, optional
-        How jobs train.
     """
     kind, found = MeasuredKind(model, True, 1, 1), Measurements()
     with ProfilingSession(inventory, [kind] * 4, training=training or TrainingTable()) as stage:

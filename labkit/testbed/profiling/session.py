@@ -120,12 +120,8 @@ class ProfilingSession:
 
     Parameters
     ----------
-    inventory : Inventory
-        The hosts.
     kinds : sequence of MeasuredKind
         Kinds of jobs that will train.
-    training : TrainingTable
-        How they train.
 
     Attributes
     ----------

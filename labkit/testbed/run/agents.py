@@ -92,10 +92,6 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
 
     Parameters
     ----------
-    fleet : Fleet
-        Connections.
-    machine : Machine
-        The host.
     start : bool
         Start an agent if none runs; False: raise AgentRefused with the kind "no_agent".
     renew : bool
@@ -133,8 +129,6 @@ def each(
 
     Parameters
     ----------
-    fleet : Fleet
-        The hosts.
     do : callable
         Takes a machine and the connection to its agent.
     start, renew : bool
@@ -187,8 +181,6 @@ def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
 
     Parameters
     ----------
-    fleet : Fleet
-        The hosts.
     runs : bool or str
         False: end agents that have no running task. True: end all runs, and the agents. A name of a run, or of its
         record here: end that run alone.

@@ -112,12 +112,8 @@ class RunTakeover:
 
     Parameters
     ----------
-    jobs : Jobs
-        Of the run.
     ledger : Ledger
         After the events of the other process.
-    run_events, hosts : RunEvents, AgentPool
-        Of this process.
     note : callable
         Keeps a sentence for people.
     """
@@ -177,14 +173,10 @@ class SshBackend:
     ----------
     jobs : Jobs
         Jobs of the trace, with their arrival in seconds of the run.
-    inventory : Inventory
-        Hosts of the run.
     run : str
         Name of the run on the hosts: letters, digits, `. _ -`.
     folder : Path
         Folder of the run on this machine: the state that `attach` needs, and checkpoints.
-    training : TrainingTable
-        How jobs train.
     lease_s : float
         Seconds a host keeps the run alive without a heartbeat from this process.
     retries : Retries

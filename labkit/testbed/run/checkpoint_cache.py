@@ -49,8 +49,6 @@ class CheckpointCache:
     ----------
     fleet : Fleet
         Connections to the hosts.
-    folder : Path
-        Folder of the copies.
     run : str
         Name of the run on the hosts.
     """

@@ -190,12 +190,8 @@ class RunEvents:
 
     Parameters
     ----------
-    jobs, cluster : Jobs, Cluster
-        Of the run.
     ledger : Ledger
         State of jobs and hosts according to the events so far; only read here.
-    hosts, backups : AgentPool, CheckpointCache
-        Of the run.
     retries : Retries
         Limits for jobs that fail, and hosts that fail jobs.
     now_s : callable

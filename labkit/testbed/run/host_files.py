@@ -45,8 +45,6 @@ def logs(
 
     Parameters
     ----------
-    fleet : Fleet
-        The hosts.
     on_line : callable
         Takes (host, line); a line begins with the name of its task.
     run : str
@@ -168,8 +166,6 @@ def fetch(fleet: Fleet, run: str = "", *, runs: str | Path = "runs", most_gb: fl
 
     Parameters
     ----------
-    fleet : Fleet
-        The hosts.
     run : str
         Name of the run or of its record here; by default, and of several, the one that was written to last.
     runs : str or Path

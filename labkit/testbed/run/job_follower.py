@@ -139,8 +139,6 @@ class JobReader:
 
     Parameters
     ----------
-    hosts : AgentPool
-        Agents of the run.
     task : str
         The job, as agents know it.
     home : str
@@ -246,8 +244,6 @@ class JobFollower:
         The job, as agents know it.
     state : RemoteJobState
         Changed as events come.
-    hosts, backups : AgentPool, CheckpointCache
-        Of the run.
     launcher, claims : JobLauncher, GpuClaims
         Processes and GPUs of the job.
     n_steps : int

@@ -184,8 +184,6 @@ class JobLauncher:
         Agents that start processes.
     backups : CheckpointCache
         Checkpoints on this machine.
-    claims : GpuClaims
-        GPUs of the job.
     bring : callable
         Brings what the job needs on its home host, beside labkit.
     tell : callable

@@ -57,8 +57,6 @@ class JobClient:
 
     Parameters
     ----------
-    hosts : AgentPool
-        Agents of the run.
     task : str
         The job, as agents know it.
     home : callable

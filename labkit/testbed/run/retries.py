@@ -83,13 +83,7 @@ class _Trouble:
 
 
 class Failures:
-    """Counts the failures of jobs and hosts; progress resets the counts.
-
-    Parameters
-    ----------
-    limits : Retries
-        The limits.
-    """
+    """Counts the failures of jobs and hosts; progress resets the counts."""
 
     def __init__(self, limits: Retries) -> None:
         self.limits = limits
@@ -120,12 +114,8 @@ class Failures:
 
         Parameters
         ----------
-        job : int
-            Number of the job.
         host : str
             Host of the failure; empty: no host is involved.
-        why : str
-            The error, in words.
         steps : float
             Updates of the job that a checkpoint keeps.
         own : bool

@@ -227,8 +227,6 @@ class LocalBridge(LocalStream):
 
     Parameters
     ----------
-    folder : Path
-        Of the agent.
     start : bool
         Start an agent if there is none.
     env : mapping, optional
@@ -246,12 +244,8 @@ class TestbedSession:
 
     Parameters
     ----------
-    inventory : Inventory
-        The hosts.
     jobs : Jobs
         Jobs that may run there.
-    training : TrainingTable
-        How jobs train.
     run : str
         Name of the run on the hosts.
     folder : Path

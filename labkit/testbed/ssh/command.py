@@ -193,8 +193,6 @@ class RemoteCommand:
 
     Parameters
     ----------
-    transport : paramiko.Transport
-        The connection.
     argv : sequence of str, or str
         See `labkit.testbed.ssh.command.command_line`.
     lines : callable, optional

@@ -159,8 +159,6 @@ class Entries:
 
     Parameters
     ----------
-    frames : HostMessages
-        From the host.
     most_bytes : int
         Most bytes of all files together.
     below : str
@@ -390,10 +388,6 @@ def reply_to(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutc
 
     Parameters
     ----------
-    answer : HostAnswer
-        Answer of the host.
-    kind : type
-        Type of the reply.
     program : str
         Name of the program, for messages.
     """

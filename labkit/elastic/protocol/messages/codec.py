@@ -177,8 +177,6 @@ def from_json(kind: type[M], raw: bytes, *, show_value: bool = False) -> M:
 
     Parameters
     ----------
-    kind : type
-        Of the struct.
     raw : bytes
         What `to_json` returned.
     show_value : bool
