@@ -20,18 +20,8 @@ SOURCES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-ON_HOST = "a reply of a program on hosts: as it is written there with Python alone, and as it is decoded here"
 SAME_IDEA = {
     "Recorded": "what a trace recorded: durations, as speeds; starts, as a scheduler",
-    "BandwidthResult": ON_HOST,
-    "ConnectResult": ON_HOST,
-    "DependReply": ON_HOST,
-    "Deployed": ON_HOST,
-    "EchoPort": ON_HOST,
-    "HostFacts": ON_HOST,
-    "InspectReply": ON_HOST,
-    "SweepReply": ON_HOST,
-    "Torch": ON_HOST,
     "Hello": "the first message of a connection: between members of a job, and to an agent",
     "TrainingLog": "the numbers of a training while it goes on: of a job's model, and of a policy",
     "Form": "what a published network sees and may do: DL2's and MARL's",

@@ -12,17 +12,9 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TypedDict
+from typing import Any
 
 from labkit.testbed.onhost.shared import send
-
-
-class DependReply(TypedDict, total=False):
-    """The answer: the Python of the environment, or an error and its remedy."""
-
-    base: str
-    error: str
-    hint: str
 
 
 def command(python: str, wheels: str, index: str, requirements: list[str]) -> list[str]:
@@ -32,7 +24,7 @@ def command(python: str, wheels: str, index: str, requirements: list[str]) -> li
     return [python, "-m", "pip", "install", *quiet, *source, *requirements]
 
 
-def install(partial: str, wheels: str, index: str, requirements: list[str]) -> DependReply:
+def install(partial: str, wheels: str, index: str, requirements: list[str]) -> dict[str, Any]:
     """Make an environment with the requirements; return an error, if any."""
     venv = subprocess.run([sys.executable, "-m", "venv", partial], stdout=sys.stderr.fileno(), check=False)
     if venv.returncode:
@@ -60,7 +52,7 @@ def main(folder: str, name: str, wheels: str, index: str, *requirements: str) ->
     env = os.path.join(os.path.abspath(os.path.expanduser(folder)), "env")
     partial, final = os.path.join(env, ".making-" + name), os.path.join(env, name)
     python = os.path.join(final, "bin", "python")
-    reply: DependReply = {"base": python}
+    reply: dict[str, Any] = {"base": python}
     try:
         os.makedirs(env, mode=0o700, exist_ok=True)
         with open(os.path.join(env, ".lock"), "w") as lock:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from labkit.testbed.onhost.shared import read_manifest, send
 
@@ -45,62 +45,6 @@ class Question(NamedTuple):
     def read(cls, line: str) -> Question:
         """Return the question in a line of JSON."""
         return cls(**json.loads(line))
-
-
-class Deployed(TypedDict):
-    """The labkit in use here; empty where there is none."""
-
-    hash: str
-    python: str
-
-
-class HostFacts(TypedDict):
-    """Facts about the host; `mode` is that of labkit's folder, None if it does not exist."""
-
-    python: str
-    executable: str
-    system: str
-    cores: int
-    memory_gb: float
-    free_gb: float
-    folder: str
-    writable: bool
-    mode: int | None
-    gpus: list[str]
-    deployed: Deployed
-    agent: str
-    limits: str
-
-
-class Torch(TypedDict):
-    """Result of an import of torch."""
-
-    version: str
-    gpus: int
-    error: str
-
-
-class EchoPort(TypedDict, total=False):
-    """Port that is open and its word, or why there is none."""
-
-    port: int
-    word: str
-    error: str
-
-
-class ConnectResult(TypedDict, total=False):
-    """Seconds of a round trip, or why it failed."""
-
-    rtt_s: float
-    error: str
-
-
-class BandwidthResult(TypedDict, total=False):
-    """Bytes that arrived, and in how many seconds, or why it failed."""
-
-    bytes: int
-    seconds: float
-    error: str
 
 
 def output_of(command: list[str], patience_s: float = 10.0) -> tuple[int | None, str]:
@@ -135,7 +79,7 @@ def existing(path: str) -> str:
     return path
 
 
-def deployed(folder: str) -> Deployed:
+def deployed(folder: str) -> dict[str, Any]:
     """Return hash and Python of the labkit in use here."""
     current = os.path.join(folder, "env", "current")
     hash = read_manifest(current).hash
@@ -156,8 +100,8 @@ def agent(folder: str) -> str:
     return "alive"
 
 
-def facts(folder: str) -> HostFacts:
-    """Return facts about the host."""
+def facts(folder: str) -> dict[str, Any]:
+    """Return facts about the host; `mode` is that of labkit's folder, None if it does not exist."""
     place = existing(folder)
     return {
         "python": platform.python_version(),
@@ -183,7 +127,7 @@ def limits(folder: str) -> str:
     return output if code == 0 else ""
 
 
-def torch(folder: str) -> Torch:
+def torch(folder: str) -> dict[str, Any]:
     """Return the version of torch and the number of GPUs that it sees, from the Python that jobs use."""
     python = deployed(folder)["python"] or sys.executable
     code, output = output_of([python, "-c", TORCH], TORCH_S)
@@ -227,7 +171,7 @@ class EchoServer:
                 return
 
 
-def listen(host: str) -> EchoPort:
+def listen(host: str) -> dict[str, Any]:
     """Open an echo port at an address of this host."""
     try:
         server = EchoServer(str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]))
@@ -250,7 +194,7 @@ def connected(host: str, port: int, word: str) -> socket.socket:
     return sock
 
 
-def dialled(host: str, port: int, word: str) -> ConnectResult:
+def dialled(host: str, port: int, word: str) -> dict[str, Any]:
     """Connect to another host's echo port: seconds of a round trip, or why it failed."""
     began = time.monotonic()
     try:
@@ -260,7 +204,7 @@ def dialled(host: str, port: int, word: str) -> ConnectResult:
     return {"rtt_s": (time.monotonic() - began) / 2}  # one to connect, one for the word
 
 
-def pour(host: str, port: int, word: str, seconds: float) -> BandwidthResult:
+def pour(host: str, port: int, word: str, seconds: float) -> dict[str, Any]:
     """Send to another host for some seconds: bytes, and the seconds until all of them had arrived."""
     chunk = bytes(CHUNK)
     try:
@@ -276,9 +220,9 @@ def pour(host: str, port: int, word: str, seconds: float) -> BandwidthResult:
         return {"error": error.strerror or str(error)}
 
 
-def dial(peers: list[list[Any]]) -> dict[str, ConnectResult]:
+def dial(peers: list[list[Any]]) -> dict[str, dict[str, Any]]:
     """Connect to the echo ports of other hosts, all at once."""
-    found: dict[str, ConnectResult] = {}
+    found: dict[str, dict[str, Any]] = {}
 
     def connect(name: str, host: str, port: int, word: str) -> None:
         found[name] = dialled(host, port, word)

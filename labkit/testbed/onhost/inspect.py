@@ -9,24 +9,9 @@ import hashlib
 import os
 import sys
 from importlib import metadata
-from typing import TypedDict
+from typing import Any
 
 from labkit.testbed.onhost.shared import EnvironmentManifest, read_manifest, send
-
-
-class InspectReply(TypedDict, total=False):
-    """The answer; what follows `uses` is there unless `same`."""
-
-    python: list[int]
-    executable: str
-    folder: str
-    current: str
-    same: bool
-    uses: str
-    have: list[str]
-    versions: dict[str, str]
-    wheels: dict[str, int]
-    base: str
 
 
 def whole(folder: str, name: str, manifest: EnvironmentManifest) -> bool:
@@ -105,7 +90,7 @@ def main(folder: str, hash: str, base: str, *distributions: str) -> None:
         return
     manifest = read_manifest(os.path.join(folder, "env", hash))
     same = current(folder) == hash and whole(folder, hash, manifest)
-    reply: InspectReply = {
+    reply: dict[str, Any] = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "folder": folder,

@@ -14,21 +14,11 @@ import re
 import shutil
 import sys
 import time
-from typing import NamedTuple
 
 from labkit.testbed.onhost.shared import read_manifest, send
 
 PART = re.compile(r".\.labkit-[0-9a-f]{8}-(\d+)\.part$")
 INCOMING, TAR, DAY_S = "incoming", re.compile(r"-job-\d+\.tar$"), 86400.0
-
-
-class SweepReply(NamedTuple):
-    """The answer: environments that were removed and that stay, half-done files that were removed, and their bytes."""
-
-    removed: list[str]
-    bytes: int
-    kept: list[str]
-    parts: int = 0
 
 
 def running() -> list[bytes]:
@@ -69,15 +59,15 @@ def size(place: str) -> int:
     return sum(os.lstat(os.path.join(folder, file)).st_size for folder, _, files in os.walk(place) for file in files)
 
 
-def sweep(env: str, really: bool) -> SweepReply:
-    """Remove what is not used; return names and bytes."""
+def sweep(env: str, really: bool) -> tuple[list[str], int, list[str]]:
+    """Remove what is not used; return the names of what went, its bytes, and the names of what stays."""
     names = sorted(name for name in os.listdir(env) if ours(env, name) and not os.path.islink(os.path.join(env, name)))
     stay = used(env, names)
     go = [name for name in names if name not in stay]
     freed = sum(size(os.path.join(env, name)) for name in go)
     for name in go if really else []:
         shutil.rmtree(os.path.join(env, name))
-    return SweepReply(go, freed, sorted(stay))
+    return go, freed, sorted(stay)
 
 
 def half_done(folder: str) -> list[str]:
@@ -114,14 +104,16 @@ def main(folder: str, really: str) -> None:
     """Remove what is not used, and report it."""
     folder = os.path.abspath(os.path.expanduser(folder))
     env = os.path.join(folder, "env")
-    swept = SweepReply([], 0, [])
+    removed: list[str] = []
+    kept: list[str] = []
+    freed = 0
     try:
-        parts, freed = clear(folder, really == "yes")
+        parts, of_parts = clear(folder, really == "yes")
         if os.path.isdir(env):
             with open(os.path.join(env, ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                swept = sweep(env, really == "yes")
-        send(swept._replace(parts=parts, bytes=swept.bytes + freed)._asdict())
+                removed, freed, kept = sweep(env, really == "yes")
+        send({"removed": removed, "bytes": freed + of_parts, "kept": kept, "parts": parts})
     except OSError as error:
         send({"error": f"{error.filename or env}: {error.strerror}", "hint": "see its owner: ls -l"})
 
