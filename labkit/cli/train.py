@@ -243,7 +243,8 @@ def train(
     if verify:
         _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS), file=Path(model), seed=seed)
     _refuse_unwritable_files(out, log_csv, tensorboard)
-    job = training.start(**{**arguments, "steps": steps}, **({} if validate is None else {"validate": validate}))
+    arguments |= {"steps": steps} if validate is None else {"steps": steps, "validate": validate}
+    job = training.start(**arguments)
     with job, _log(log_csv, tensorboard) as log, _Bar(steps, quiet=as_json, log=log, folder=job.folder) as bar:
         result = follow(job, requests, strategy=strategy, on_event=bar)
     _end(name, training, result, out=out, as_json=as_json)

@@ -13,12 +13,13 @@ of its own a job; see `ScriptLoop`.
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     from labkit.elastic.errors import JobError, NoAnswerError, NotDoneError, OverError
     from labkit.elastic.job import Job
     from labkit.elastic.job_start import attach, start
+    from labkit.elastic.options import ScriptOptions
     from labkit.elastic.own_training import read_training, train
     from labkit.elastic.result import Result
     from labkit.elastic.script_loop import ScriptLoop
@@ -60,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    def __call__(self, model: Any, optimizer: Any, loader: Any, **options: Any) -> "ScriptLoop":
+    def __call__(self, model: Any, optimizer: Any, loader: Any, **options: "Unpack[ScriptOptions]") -> "ScriptLoop":
         """Return the training of a script with a loop of its own: see `ScriptLoop`."""
         from labkit.elastic.script_loop import ScriptLoop
 

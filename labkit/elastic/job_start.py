@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, Unpack
 
 from labkit.core.errors import InputError
 from labkit.elastic.arguments import (
@@ -75,6 +75,8 @@ from labkit.elastic.validation import Validation, checked_validation
 if TYPE_CHECKING:
     from torch import nn
 
+    from labkit.elastic.options import OptimizerOptions
+
 
 def start(
     model: nn.Module,
@@ -122,7 +124,7 @@ def start(
     measure_every_s: float = 0.0,
     partition: str = BLOCKS,
     proof: str = REFUSE,
-    **options: Any,
+    **options: Unpack[OptimizerOptions],
 ) -> Job:
     """Start a job and return at once.
 
@@ -250,7 +252,7 @@ def start(
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     program = _with_state(Program(model, loading.data, loss), state)
     rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
-    optimizer, options = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
+    optimizer, numbers = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
     folder = checked_folder(folder)
     places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
@@ -265,7 +267,7 @@ def start(
     _check_servers(reach, places, seats, servers=servers, sync=sync, standby=standby)
     spec = Spec(
         params=tuple((p.name, p.first, p.shape) for p in cut.params), extents=cut.extents, optimizer=optimizer,
-        options=option_values(options), batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
+        options=option_values(numbers), batch=batch, n_shards=shards, n_steps=steps, seed=seed, lease_s=lease_s,
         start_s=start_s, patience_s=patience_s, devices=tuple(devices), sync=sync, n_samples=len(loading.data),
         reach=reach, sites=tuple(places), on_nan=on_nan, paths=tuple(module_paths()), partition=partition,
         loads_every_s=float(loads_every_s), measure_every_s=float(measure_every_s), has_rule=bool(rule),
@@ -406,15 +408,12 @@ class RunningError(InputError):
 def job_folder(folder: Path | None) -> Iterator[Path]:
     """Make the folder of a job; if the block fails, a folder that was made here is removed.
 
+    Raise InputError if it cannot be made.
+
     Parameters
     ----------
     folder : Path or None
         The folder; None: a new one in the system's folder of temporary files.
-
-    Raises
-    ------
-    InputError
-        If it cannot be made.
     """
     is_new = folder is None or not folder.exists()
     try:
@@ -435,10 +434,7 @@ def job_folder(folder: Path | None) -> Iterator[Path]:
 def claimed(home: Path) -> Iterator[TextIO]:
     """Claim the folder of a job; yield the lock, which its controller is to inherit: there is no moment without one.
 
-    Raises
-    ------
-    RunningError
-        If a job runs in the folder, or is about to.
+    Raise RunningError if a job runs in the folder, or is about to.
     """
     with (home / LOCK).open("a+") as lock:
         try:
@@ -452,13 +448,8 @@ def claimed(home: Path) -> Iterator[TextIO]:
 def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: JobConfig, *, anyway: bool) -> None:
     """Write program, rule of updates, spec, configuration and first checkpoint into the folder of a job, claimed here.
 
-    A job that is refused leaves the folder as it was.
-
-    Raises
-    ------
-    InputError
-        If a checkpoint in the folder is of another training, unless `anyway`; or the program would train another model
-        in its processes.
+    A job that is refused leaves the folder as it was. Raise InputError if a checkpoint in the folder is of another
+    training, unless `anyway`; or the program would train another model in its processes.
     """
     differs = check_resume(home, spec, anyway=anyway)
     notices: list[str] = []

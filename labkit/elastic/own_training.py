@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
 from labkit.elastic.script_loop import LoopLoss, Script, line_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from labkit.elastic.job import Job
+    from labkit.elastic.options import JobOptions
     from labkit.elastic.result import Result
     from labkit.elastic.validation import Validation
 
@@ -77,7 +78,7 @@ class OwnTraining:
         """Arguments of `labkit.elastic.start` that the file defines, beside model, data and loss."""
         return {**self.options, **{name: value for name in OF_FILE if (value := getattr(self, name)) is not None}}
 
-    def start(self, **options: Any) -> Job:
+    def start(self, **options: Unpack[JobOptions]) -> Job:
         """Start a job, as `labkit.elastic.start` does; options count more than what the file says."""
         from labkit.elastic.job_start import start
 
@@ -118,7 +119,9 @@ class OwnTraining:
             self.loss.finish(result.state_dict())
 
 
-def train(model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Any) -> Result:
+def train(
+    model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Unpack[JobOptions]
+) -> Result:  # fmt: skip
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
     See `labkit.elastic.start` for the parameters; or a file of one's own, as for `labkit train`:
@@ -188,10 +191,7 @@ def validation_of(
 ) -> Validation | None:  # fmt: skip
     """Return how a training is validated; None if its file has no samples for it.
 
-    Raises
-    ------
-    InputError
-        If options of a validation were typed, and there are no samples.
+    Raise InputError if options of a validation were typed, and there are no samples.
     """
     from labkit.elastic.validation import Validation
 
@@ -276,7 +276,7 @@ def has_loop(path: Path) -> bool:
 def _of_loop(loss: LoopLoss) -> OwnTraining:
     """Return the training of a script that has come to its loop."""
     loop = loss.loop
-    options = {**loop.options, "steps": loop.steps}
+    options: dict[str, Any] = {**loop.options, "steps": loop.steps}
     given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
     return OwnTraining(
         loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.models.sizes import whole
 
 if TYPE_CHECKING:
+    from labkit.elastic.options import LoopOptions
     from labkit.elastic.plain import MicroBatch
     from labkit.elastic.protocol.program import Program
 
@@ -132,7 +133,7 @@ class ScriptLoop:
 
     def __init__(
         self, model: Any, optimizer: Any, loader: Any, *, steps: int | None = None, epochs: int | None = None,
-        scheduler: Any = None, **options: Any,
+        scheduler: Any = None, **options: Unpack[LoopOptions],
     ) -> None:  # fmt: skip
         if (steps is None) == (epochs is None):
             raise InputError(f"steps is {steps}, epochs {epochs}; expected one of them: updates, or passes over data.")
@@ -320,10 +321,7 @@ class LoopLoss:
     def __call__(self, model: Any, batch: Any, step: int = 0, epoch: int = 0) -> Any:
         """Let the script go through the body of its loop once; return what it gave to `job.step`.
 
-        Raises
-        ------
-        InputError
-            If another model is to be measured: the loop knows its own.
+        Raise InputError if another model is to be measured: the loop knows its own.
         """
         import torch
 
@@ -421,13 +419,7 @@ class Script:
         return cls(str(path.absolute()), path.read_text(encoding="utf-8"), seed)
 
     def begun(self, *, starting: bool) -> LoopLoss:
-        """Run it up to its loop, in a thread of its own.
-
-        Raises
-        ------
-        InputError
-            If it raises, or has no loop.
-        """
+        """Run it up to its loop, in a thread of its own; InputError if it raises, or has no loop."""
         turns, argv, main = Turns(), sys.argv, sys.modules["__main__"]
         thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
         sys.argv = [self.path]
@@ -504,13 +496,7 @@ class SentScript:
     """Of the number of samples, and of some of them."""
 
     def program(self) -> Program:
-        """Return the program of this process.
-
-        Raises
-        ------
-        InputError
-            If the script made another model or other samples here.
-        """
+        """Return the program of this process; InputError if the script made another model or other samples here."""
         loss = self.script.begun(starting=False)
         _load(loss.loop.model, self.state, self.script)
         program = loss.program()

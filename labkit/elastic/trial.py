@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
 from labkit.system.progress import counted
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from labkit.elastic.job import Job
+    from labkit.elastic.options import JobOptions
     from labkit.elastic.result import Result
 
 COLUMNS: Final = 64
@@ -93,7 +94,7 @@ def trial(job: Job, plan: Iterable[Mapping[str, Any]], *, quiet_steps: int = QUI
 
 
 def migration_steps(
-    sizes_mb: Sequence[float], *, quiet_steps: int = 10, progress: bool = False, **options: Any
+    sizes_mb: Sequence[float], *, quiet_steps: int = 10, progress: bool = False, **options: Unpack[JobOptions]
 ) -> pd.DataFrame:  # fmt: skip
     """Add a server by suspension to a job of each size; return the rows of `Result.scalings` with the size as `mb`.
 
@@ -121,7 +122,7 @@ def migration_steps(
 
 def compare_modes(
     build: Callable[[], nn.Module], runs: Sequence[tuple[str, int]], *, after: int = 20, progress: bool = False,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> pd.DataFrame:  # fmt: skip
     """Train the same model synchronously and asynchronously, with several numbers of workers.
 
@@ -149,7 +150,8 @@ def compare_modes(
 
     rows = []
     for mode, workers in counted(runs, name="modes", shown=progress):
-        done = train(build(), **options, workers=workers, servers=1, sync=mode == "sync")
+        chosen: JobOptions = {**options, "workers": workers, "servers": 1, "sync": mode == "sync"}
+        done = train(build(), **chosen)
         losses = pd.DataFrame([event for event in done.events if event["event"] == "loss"])
         staleness = float(losses["staleness"].mean()) if mode == "async" else 0.0
         rows.append((mode, workers, staleness, float(losses["loss"][after:].mean())))

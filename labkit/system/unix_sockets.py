@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -38,3 +40,9 @@ def reached(path: str | os.PathLike[str]) -> Iterator[str]:
         yield f"{OPEN_FILES}/{handle}/{name}"
     finally:
         os.close(handle)
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return the user id of the process at the other end, according to the kernel."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])

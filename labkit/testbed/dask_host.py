@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from labkit.core.errors import InputError, LabkitError
-from labkit.elastic.transport.certificates import private_folder, write_private
+from labkit.elastic.transport.certificates import private_folder
+from labkit.system.private_files import write_private
 from labkit.testbed.laptop.processes import BedProcess, end, process, processes
 
 PLAN, LEADER, LOG = "plan.json", "leader.json", "log"

@@ -90,35 +90,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class HostExpectation:
-    """What the inventory says about a host, as far as it can be checked.
-
-    Attributes
-    ----------
-    name : str
-        Of the host.
-    python, folder : str
-        Its interpreter and labkit's folder there.
-    gpus : int
-        Number of GPUs.
-    cpus, memory_gb : float
-        As the inventory has them.
-    hash : str
-        Hash of the labkit here.
-    pretends : bool
-        Whether its GPUs are not real: device_type is laptop, cpu or none.
-    device_type : str
-        Kind of its GPUs.
-    """
+    """What the inventory says about a host, as far as it can be checked."""
 
     name: str
+    """Of the host."""
     python: str
     folder: str
+    """`python` and `folder`: its interpreter and labkit's folder there."""
     gpus: int
+    """Number of GPUs."""
     cpus: float
     memory_gb: float
+    """`cpus` and `memory_gb`: as the inventory has them."""
     hash: str
+    """Hash of the labkit here."""
     pretends: bool = False
+    """Whether its GPUs are not real: device_type is laptop, cpu or none."""
     device_type: str = ANY_TYPE
+    """Kind of its GPUs."""
 
 
 class DoctorReport:
@@ -422,13 +411,7 @@ class HostProbe:
         )
 
     def _ask(self, what: str, kind: type[ReplyT], *, patience_s: float = PATIENCE_S, **more: Any) -> ReplyT:
-        """Return the answer to a question.
-
-        Raises
-        ------
-        HostError
-            If no answer, or one of another form, arrives in time.
-        """
+        """Return the answer to a question; HostError if no answer, or one of another form, arrives in time."""
         self._stream.within(patience_s)
         try:
             self._stream.write(json.dumps({"ask": what, **more}).encode() + b"\n")

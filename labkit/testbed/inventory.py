@@ -213,13 +213,7 @@ def _outside(file: Path, config: str) -> Outside:
 
 
 def default_path() -> Path:
-    """Return the default inventory; notebooks find that of their checkout.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
+    """Return the default inventory; notebooks find that of their checkout; InputError if there is none."""
     from labkit.testbed.laptop.plan import default_folder
 
     if named := os.environ.get("LABKIT_HOSTS"):
@@ -343,15 +337,12 @@ class SlurmNode:
 def allocation(job: str = "") -> list[SlurmNode]:
     """Return the nodes of an allocation, as `scontrol` tells them.
 
+    Raise InputError if this is no allocation, there is no such job, it has no nodes (yet), or there is no Slurm here.
+
     Parameters
     ----------
     job : str
         Its id; by default that of the allocation that this process is in (SLURM_JOB_ID).
-
-    Raises
-    ------
-    InputError
-        If this is no allocation, there is no such job, it has no nodes (yet), or there is no Slurm here.
     """
     job = job or os.environ.get("SLURM_JOB_ID", "")
     if not JOB.fullmatch(job):
@@ -445,10 +436,7 @@ def _lines(nodes: Sequence[SlurmNode], job: str) -> Iterator[str]:
 def write_inventory(path: str | Path, *, job: str = "") -> list[SlurmNode]:
     """Write the inventory of an allocation to a file, which is new or was written by this; return its nodes.
 
-    Raises
-    ------
-    InputError
-        As `allocation`; or if the file is there and was not written by this.
+    Raise InputError as `allocation`; or if the file is there and was not written by this.
     """
     path, first = Path(path), "# The allocation "
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(first):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import start
+from labkit.elastic.options import JobOptions, OptimizerOptions, ScriptOptions
+from labkit.elastic.server.optimizers import OPTIMIZERS
 from labkit.elastic.worker.forward import checked, moved, seed_all
 
 LOCK = threading.Lock()
@@ -163,3 +166,11 @@ def test_a_seed_is_that_of_torch_numpy_and_python() -> None:
 
     first = drawn()
     assert drawn() == first
+
+
+def test_each_argument_of_start_is_known_by_its_name_where_it_is_passed_on() -> None:
+    options = {field.name for kind in OPTIMIZERS.values() for field in fields(kind)}
+    arguments = set(signature(start).parameters) - {"model", "data", "loss", "options"}
+    assert set(OptimizerOptions.__annotations__) == options
+    assert set(JobOptions.__annotations__) == arguments | options
+    assert set(ScriptOptions.__annotations__) == (arguments | options | {"epochs"}) - {"optimizer"}

@@ -38,7 +38,7 @@ from labkit.elastic.forkserver.protocol import (
     OrderFrames,
     encode,
 )
-from labkit.system.unix_sockets import reached
+from labkit.system.unix_sockets import peer_uid, reached
 
 PATIENCE_S: Final = 120.0
 """Seconds that a server may take for its imports on a busy machine."""
@@ -245,7 +245,7 @@ def _connected(path: Path) -> socket.socket:
     try:
         with reached(path) as address:
             sock.connect(address)
-        if place.uid_of(sock) != os.getuid():
+        if peer_uid(sock) != os.getuid():
             raise ConnectionRefusedError(f"{path} is not served by user {os.getuid()}")
     except OSError:
         sock.close()

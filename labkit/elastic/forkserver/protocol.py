@@ -341,12 +341,6 @@ def _limits() -> list[int]:
     return sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
-def uid_of(sock: socket.socket) -> int:
-    """Return the user id of the peer of a unix socket, from the kernel."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])
-
-
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Hold a lock whose file its holder may remove; yields whether it is held."""

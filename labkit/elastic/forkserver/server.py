@@ -43,10 +43,10 @@ from labkit.elastic.forkserver.protocol import (
     encode,
     lock_of,
     locked,
-    uid_of,
 )
 from labkit.system.proc import stat
 from labkit.system.proc import threads as threads_of
+from labkit.system.unix_sockets import peer_uid
 
 CLONE_NEWNET: Final = 0x40000000
 MADE_HERE: Final = ("NUMBA_CACHE_DIR",)
@@ -309,7 +309,7 @@ class ForkServer:
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             sock, _ = self._listener.accept()
-            if uid_of(sock) != os.getuid():
+            if peer_uid(sock) != os.getuid():
                 sock.close()
                 return
             sock.setblocking(False)

@@ -70,12 +70,8 @@ _ABOUT_SHAPES: Final = re.compile(r"shapes|channels|must match|be the same|scala
 def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """Return minus the mean log-probability of the targets, which are the last part of the batch.
 
-    The model scores classes in its last axis: (B, C) for one target a sample, (B, T, C) for a target a word.
-
-    Raises
-    ------
-    InputError
-        If the batch is of another model, or of another width.
+    The model scores classes in its last axis: (B, C) for one target a sample, (B, T, C) for a target a word. Raise
+    InputError if the batch is of another model, or of another width.
     """
     *inputs, targets = batch
     with _fitting():
@@ -85,10 +81,7 @@ def cross_entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
 def click_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
     """Return minus the mean log-probability of clicks (1.0) and their absence (0.0); the model gives log-odds (B,).
 
-    Raises
-    ------
-    InputError
-        If the batch is of another model, or of another width.
+    Raise InputError if the batch is of another model, or of another width.
     """
     *inputs, clicked = batch
     with _fitting():

@@ -139,10 +139,7 @@ def _words(published: int, length: int, width: float, *, is_clicks: bool) -> int
 def whole(what: str, value: Any, *, least: int = 0, below: int = 2**63) -> int:
     """Return a whole number, of numpy for example, as a Python int.
 
-    Raises
-    ------
-    InputError
-        If it is not one, or outside `least` to below `below`; the message calls it `what`.
+    Raise InputError if it is not one, or outside `least` to below `below`; the message calls it `what`.
     """
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= value < below:
         return int(value)

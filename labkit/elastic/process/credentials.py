@@ -36,7 +36,7 @@ from labkit.elastic.transport import (
     new_token,
     private_folder,
 )
-from labkit.elastic.transport.certificates import write_private
+from labkit.system.private_files import write_private
 
 MEMBERS, ADDRESS, CARD = "members", "controller.address", "host.json"
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")

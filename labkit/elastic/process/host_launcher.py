@@ -46,7 +46,7 @@ from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, he
 from labkit.elastic.protocol.program import Spec
 from labkit.elastic.protocol.sites import HOST, NOWHERE_ELSE
 from labkit.elastic.transport import Channel, Handler, Lease, Message, TransportError, connect, private_folder
-from labkit.elastic.transport.certificates import write_private
+from labkit.system.private_files import write_private
 
 ARCHIVE, LOCK = "home.tar", "host.lock"
 _MEMBER = re.compile(r"(ps|worker)-\d{1,9}")

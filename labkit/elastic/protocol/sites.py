@@ -40,24 +40,16 @@ class NetworkMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Addresses and ports of the processes of a job.
-
-    Attributes
-    ----------
-    network : NetworkMode
-        Transport between the processes.
-    hosts : tuple of str
-        Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first.
-    ports : (int, int)
-        First and last port for listeners; (0, 0): any free port.
-    job : str
-        Name of the job in its certificates.
-    """
+    """Addresses and ports of the processes of a job."""
 
     network: NetworkMode = NetworkMode.LOCAL
+    """Transport between the processes."""
     hosts: tuple[str, ...] = ()
+    """Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first."""
     ports: tuple[int, int] = (0, 0)
+    """First and last port for listeners; (0, 0): any free port."""
     job: str = ""
+    """Name of the job in its certificates."""
 
     @classmethod
     def checked(cls, network: str, addresses: Sequence[str], ports: Sequence[int] | None, *, job: str) -> NetworkConfig:

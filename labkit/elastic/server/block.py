@@ -45,6 +45,23 @@ class Updates(Protocol):
         ...
 
 
+class WrappedUpdates:
+    """An optimizer that adds to another one, whose vectors it has."""
+
+    __slots__ = ()
+    optimizer: Updates
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See Updates."""
+        return self.optimizer.state_names
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """See Updates."""
+        return self.optimizer.keeps_zeros
+
+
 Pages = NDArray[np.bool_]
 """(ceil(n / PAGE),): whether each page of a block is in use."""
 PAGE: Final = mmap.PAGESIZE // 4
@@ -108,22 +125,12 @@ def grown(rows: NDArray[np.float32]) -> tuple[list[Vector], Pages | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class GrowingValues:
+class GrowingValues(WrappedUpdates):
     """An optimizer that skips unused pages; a page is in use from its first nonzero gradient on."""
 
     optimizer: Updates
     pages: Pages
     """Pages in use; updated in place."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        return self.optimizer.state_names
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """See Updates."""
-        return self.optimizer.keeps_zeros
 
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
@@ -341,21 +348,11 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class SeqlockUpdates:
+class SeqlockUpdates(WrappedUpdates):
     """An optimizer that updates shared parameters under a seqlock stamp: a reader detects an update during its read."""
 
     optimizer: Updates
     place: SharedArray
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        return self.optimizer.state_names
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """See Updates."""
-        return self.optimizer.keeps_zeros
 
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""
@@ -367,7 +364,7 @@ class SeqlockUpdates:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOnWriteUpdates:
+class CopyOnWriteUpdates(WrappedUpdates):
     """An optimizer that updates a copy of the parameters while the current ones are being sent."""
 
     optimizer: Updates
@@ -377,16 +374,6 @@ class CopyOnWriteUpdates:
     """(connection, frame number) of the frames with the current parameters; cleared when none needs them any more."""
     buffer: Callable[[int], Vector]
     """Returns a float32 buffer of so many bytes."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        return self.optimizer.state_names
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """See Updates."""
-        return self.optimizer.keeps_zeros
 
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""

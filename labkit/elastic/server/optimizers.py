@@ -57,6 +57,8 @@ class Optimizer(Protocol):
     ) -> None:
         """Make update number `step` (from 1) of a slice in place, without the interpreter's lock.
 
+        Raise InputError if an array is of another type or length, or the step is below 1; nothing is changed then.
+
         Parameters
         ----------
         param : array or tensor
@@ -71,11 +73,6 @@ class Optimizer(Protocol):
             Factor of the gradient, as in `grad *= scale`.
         plus : array or tensor, optional
             (n,) second half of the gradient, added first, as in `grad += plus`; only read.
-
-        Raises
-        ------
-        InputError
-            If an array is of another type or length, or the step is below 1; nothing is changed then.
         """
         ...
 
@@ -385,10 +382,7 @@ class OwnUpdate:
     ) -> None:
         """Make an update in place; see `Optimizer`.
 
-        Raises
-        ------
-        UpdateError
-            If the function raises, or returns something else; nothing is changed then.
+        Raise UpdateError if the function raises, or returns something else; nothing is changed then.
         """
         gradient = mean_gradient(grad, plus, scale)
         params, kept = self._computed(param, gradient, state, step)
@@ -430,16 +424,11 @@ TORCH: Final = "torch"
 
 @dataclass(frozen=True)
 class TorchOptimizer:
-    """What a checkpoint says of optimizers of torch: their classes, and the vectors of their state.
-
-    Attributes
-    ----------
-    kinds, state : tuple of str
-        Names of the classes, and of the vectors.
-    """
+    """What a checkpoint says of optimizers of torch: their classes, and the vectors of their state."""
 
     kinds: Sequence[str] = ()
     state: Sequence[str] = ()
+    """`kinds` and `state`: names of the classes, and of the vectors."""
 
     name: ClassVar[str] = TORCH
     keeps_zeros: ClassVar[bool] = False
@@ -478,10 +467,7 @@ def _checked(what: str, vector: Any, n: int) -> Vector:
 def check_own(own: OwnUpdate) -> None:
     """Try an update with some numbers.
 
-    Raises
-    ------
-    InputError
-        If it fails, is not element by element, or gives other bits when it is called again.
+    Raise InputError if it fails, is not element by element, or gives other bits when it is called again.
     """
     if not callable(own.function):
         raise InputError(

@@ -25,30 +25,19 @@ from labkit.core.errors import InputError
 from labkit.elastic.protocol.blocks import Layout, Vector, mean_gradient
 from labkit.elastic.protocol.program import UPDATE, Spec
 from labkit.elastic.schedules import Schedule, check_schedule, factor_of
-from labkit.elastic.server.block import Updates
+from labkit.elastic.server.block import Updates, WrappedUpdates
 from labkit.elastic.server.optimizers import Optimizer, OwnUpdate, check_own
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, averaged
 
 
 @dataclass(slots=True)
-class ScheduledUpdates:
+class ScheduledUpdates(WrappedUpdates):
     """An optimizer whose learning rate is multiplied by the schedule's factor of the update: `LambdaLR` of torch."""
 
     optimizer: Any
     schedule: Schedule
     _now: tuple[int, Any] = field(default=(0, None))
     """Number of the newest update, and the optimizer with its learning rate."""
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        names: tuple[str, ...] = self.optimizer.state_names
-        return names
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """See Updates."""
-        return bool(self.optimizer.keeps_zeros)
 
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
@@ -62,7 +51,7 @@ class ScheduledUpdates:
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedUpdates:
+class ClippedUpdates(WrappedUpdates):
     """An optimizer that sees each element of the mean gradient limited to -value ... value.
 
     This is `torch.nn.utils.clip_grad_value_`, and the same for any cut into blocks.
@@ -70,16 +59,6 @@ class ClippedUpdates:
 
     optimizer: Updates
     value: float
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """See Updates."""
-        return self.optimizer.state_names
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """See Updates."""
-        return self.optimizer.keeps_zeros
 
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from labkit.core.errors import InputError
 from labkit.elastic.transport.errors import AccessError
+from labkit.system.private_files import write_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -203,16 +204,6 @@ def check_private(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise AccessError(f"{path} has mode {mode:04o}: others can read this key; chmod 600 {path}")
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically, with mode 0600."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    temporary.replace(path)
 
 
 def private_folder(path: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Final
 
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import protocol as fork_protocol
-from labkit.system import unix_sockets
+from labkit.system import private_files, unix_sockets
 from labkit.system.release import installed
 from labkit.testbed.agent.folder_layout import SOCKET, call, own_folder
 from labkit.testbed.agent.messages import MARK, PROTOCOL, Refusal, pack
@@ -32,7 +32,7 @@ ATTEMPTS: Final = 5
 def build() -> str:
     """Return a digest of the sources of this package and of the modules that it uses."""
     digest = hashlib.sha256()
-    used = [Path(str(module.__file__)) for module in (unix_sockets, forks, fork_protocol)]
+    used = [Path(str(module.__file__)) for module in (private_files, unix_sockets, forks, fork_protocol)]
     for path in [*sorted(Path(__file__).parent.glob("*.py")), *used]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

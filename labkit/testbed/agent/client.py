@@ -97,15 +97,7 @@ class Subscription(Iterator[T], Generic[T]):
         return self.next(timeout_s=None)
 
     def next(self, *, timeout_s: float | None) -> T:
-        """Return the next value.
-
-        Raises
-        ------
-        AgentTimeout
-            If none came in time; more may come.
-        StopIteration
-            At the end.
-        """
+        """Return the next value; AgentTimeout if none came in time, more may come; StopIteration at the end."""
         while not self._here:
             if self._over is not False:
                 raise self._over if isinstance(self._over, AgentError) else StopIteration

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from labkit.system.unix_sockets import reached
+from labkit.system.unix_sockets import peer_uid, reached
 from labkit.testbed.agent.fences import Fence
 from labkit.testbed.agent.folder_layout import EVENTS, TASK_SOCKET, Phase, TaskRecord
 from labkit.testbed.agent.log_files import LineReader
@@ -250,13 +249,6 @@ class ClientConnection:
         self._requests.clear()
         self._sock.close()
         self._closed(self)
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """Return the user id at the other end, according to the kernel."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(uid)
 
 
 def accept(listener: socket.socket) -> socket.socket | None:

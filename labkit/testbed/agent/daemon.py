@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.system.private_files import write_private
 from labkit.system.unix_sockets import reached
 from labkit.testbed.agent.bridge import build
 from labkit.testbed.agent.connections import ClientConnection, accept
-from labkit.testbed.agent.folder_layout import LOCK, SOCKET, STATE, boot_id, call, code_of, read_json, write_atomically
+from labkit.testbed.agent.folder_layout import LOCK, SOCKET, STATE, boot_id, call, code_of, read_json
 from labkit.testbed.agent.log_files import AgentJournal, bound_log
 from labkit.testbed.agent.loop import Loop
 from labkit.testbed.agent.messages import PROTOCOL, Refusal, now_s, wall_s
@@ -143,7 +144,7 @@ class Daemon:
             "build": build(), "python": sys.executable, "began_s": wall_s(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
-            write_atomically(self._folder / STATE, json.dumps(state))
+            write_private(self._folder / STATE, json.dumps(state))
 
     def _catch_signals(self) -> None:
         """Stop on SIGTERM, without touching tasks; a signal wakes the loop."""

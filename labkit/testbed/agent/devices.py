@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from labkit.system.private_files import write_private
 from labkit.system.proc import variables
-from labkit.testbed.agent.folder_layout import Phase, TaskRecord, write_atomically
+from labkit.testbed.agent.folder_layout import Phase, TaskRecord
 from labkit.testbed.agent.messages import GpuReading, GpuUse, Refusal
 from labkit.testbed.agent.processes import Key
 from labkit.testbed.agent.runs import AgentRun, AgentRuns
@@ -190,7 +191,7 @@ class Devices:
         if not here.write():
             task.gpus, task.leaving = before
             raise Refusal("disk", f"the state could not be written to {here.folder}: is the disk full?")
-        write_atomically(here.folder / task.name / ALLOTMENT, allotment(chosen))
+        write_private(here.folder / task.name / ALLOTMENT, allotment(chosen))
         return chosen
 
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from labkit.testbed.agent.folder_layout import read_json, write_atomically
+from labkit.system.private_files import write_private
+from labkit.testbed.agent.folder_layout import read_json
 from labkit.testbed.agent.messages import Leader, Refusal, check_name, wall_s
 
 FENCES: Final = "fences"
@@ -94,7 +95,7 @@ class Fences:
             led = replace(fence, since_s=wall_s())
             try:
                 self._folder.mkdir(mode=0o700, exist_ok=True)
-                write_atomically(self._folder / f"{fence.name}.json", json.dumps(asdict(led)))
+                write_private(self._folder / f"{fence.name}.json", json.dumps(asdict(led)))
             except OSError as error:
                 raise Refusal("disk", f"who drives the run could not be written down: {error.strerror}") from None
             self._known[fence.name] = led

@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from labkit.system.private_files import write_private
 from labkit.system.proc import Identity
 from labkit.system.unix_sockets import reached
 from labkit.testbed.agent.messages import Refusal, check_name
@@ -58,20 +59,6 @@ def own_folder(path: str | Path) -> Path:
     if found.st_mode & 0o077:
         folder.chmod(0o700)
     return folder
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file of mode 0600 atomically."""
-    temporary = path.with_name(f".{path.name}.new")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -255,7 +242,7 @@ class AgentRunRecord:
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the run."""
-        write_atomically(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
+        write_private(folder / LABEL, json.dumps({"format": FORMAT, **asdict(self)}))
 
     @classmethod
     def read(cls, folder: Path) -> AgentRunRecord | None:

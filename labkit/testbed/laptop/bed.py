@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from labkit.core.consent import keep
 from labkit.core.errors import InputError, unknown
+from labkit.system.private_files import write_private
 from labkit.testbed.errors import BedError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop.networks import (
@@ -33,7 +34,7 @@ from labkit.testbed.laptop.networks import (
     remove,
     whole,
 )
-from labkit.testbed.laptop.plan import STATE, BedPlan, HostSlot, alone, default_folder, write_private
+from labkit.testbed.laptop.plan import STATE, BedPlan, HostSlot, alone, default_folder
 from labkit.testbed.laptop.processes import PROC, BedProcess, end, processes
 from labkit.testbed.laptop.server import all_of, server_of, sshd_program, start, user_name, write_config
 
@@ -536,13 +537,7 @@ def beds() -> list[FoundBed]:
 
 
 def end_bed(found: FoundBed) -> None:
-    """End a bed, or the processes of a bed whose files are gone.
-
-    Raises
-    ------
-    BedError
-        If something cannot be ended.
-    """
+    """End a bed, or the processes of a bed whose files are gone; BedError if something cannot be ended."""
     if found.whole:
         down(found.folder)
         return

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit.core.errors import InputError
+from labkit.system.private_files import write_private
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.plan import VARIABLE, BedPlan, HostSlot, alone, write_private
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, HostSlot, alone
 from labkit.testbed.laptop.processes import BedProcess, await_that, process
 from labkit.testbed.laptop.server import program
 

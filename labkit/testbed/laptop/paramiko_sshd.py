@@ -25,7 +25,7 @@ import paramiko
 from paramiko import SFTP_OK, SFTPAttributes, SFTPHandle, SFTPServer, SFTPServerInterface
 from paramiko.common import MSG_CHANNEL_REQUEST
 
-from labkit.testbed.laptop.plan import write_private
+from labkit.system.private_files import write_private
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.core.consent import state_folder
+from labkit.system.private_files import write_private
 from labkit.testbed.errors import BedError
 
 STATE = "bed.json"
@@ -121,16 +122,6 @@ class BedPlan:
             return None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise BedError(f"{folder / STATE} is not of a laptop testbed; remove it if it is not needed.") from None
-
-
-def write_private(path: Path, content: str | bytes) -> None:
-    """Write a file of mode 0600 atomically."""
-    partial = path.with_name(f"{path.name}.part")
-    partial.unlink(missing_ok=True)
-    number = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(number, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
 
 
 @contextmanager

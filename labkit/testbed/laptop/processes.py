@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -26,41 +25,24 @@ class BedProcess:
     pid: int
     parent: int
     """`pid` and `parent`: numbers."""
-    started: str
-    """When, in the system's own terms."""
+    started: int
+    """In clock ticks since the host started."""
     command: str
     """Its command line, words joined by blanks."""
 
 
 def process(pid: int) -> BedProcess | None:
     """Return a running process; None if it is gone or waits to be reaped."""
-    if not PROC.joinpath("self", "stat").exists():
-        return next((each for each in _listed("-p", str(pid)) if each.pid == pid), None)
     found = proc.stat(pid)
     if found is None or found.state in "ZX":
         return None
     command = " ".join(proc.command_line(pid))
-    return BedProcess(pid, parent=found.parent, started=str(found.start), command=command)
+    return BedProcess(pid, parent=found.parent, started=found.start, command=command)
 
 
 def processes() -> list[BedProcess]:
     """Return all running processes."""
-    if not PROC.joinpath("self", "stat").exists():
-        return _listed("-ax")
     return [found for pid in proc.all_pids() if (found := process(pid)) is not None]
-
-
-def _listed(*which: str) -> list[BedProcess]:
-    """Return processes as `ps` lists them, for systems without /proc."""
-    output = subprocess.run(
-        ["ps", *which, "-o", "pid=,ppid=,state=,lstart=,command="], capture_output=True, text=True, check=False
-    ).stdout
-    rows = [line.split(None, 8) for line in output.splitlines()]
-    return [
-        BedProcess(int(row[0]), int(row[1]), " ".join(row[3:8]), row[8])
-        for row in rows
-        if len(row) == 9 and not row[2].startswith("Z")
-    ]
 
 
 def has_variable(pid: int, assignment: str) -> bool:
@@ -129,34 +111,14 @@ def end(find: Callable[[], list[BedProcess]], *, patience_s: float = 2.0, at_onc
 
 def send(each: BedProcess, number: int) -> None:
     """Send a signal to exactly this process, never to a later one of the same number."""
-    if not hasattr(os, "pidfd_open"):
-        if process(each.pid) == each:
-            _kill(each.pid, number)
-        return
-    with suppress(ProcessLookupError, PermissionError):
-        handle = os.pidfd_open(each.pid)
-        try:
-            now = process(each.pid)
-            if now is not None and now.started == each.started:
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
+    proc.send(proc.Identity(each.pid, each.started), signal.Signals(number))
 
 
 def await_end(those: Iterable[BedProcess], *, timeout_s: float) -> None:
     """Wait until some processes have ended, at most some seconds."""
     until_s = time.monotonic() + timeout_s
     for each in those:
-        if hasattr(os, "pidfd_open"):
-            with suppress(ProcessLookupError):
-                handle = os.pidfd_open(each.pid)
-                try:
-                    if process(each.pid) is not None:
-                        select.select([handle], [], [], max(until_s - time.monotonic(), 0))
-                finally:
-                    os.close(handle)
-        else:
-            await_that(lambda pid=each.pid: process(pid) is None, timeout_s=until_s - time.monotonic())  # type: ignore[misc]
+        proc.wait_for_end(each.pid, timeout_s=max(until_s - time.monotonic(), 0))
         with suppress(ChildProcessError):
             os.waitpid(each.pid, os.WNOHANG)
 
@@ -170,8 +132,3 @@ def await_that(true: Callable[[], bool], *, timeout_s: float) -> bool:
         select.select([], [], [], pause_s)
         pause_s = min(2 * pause_s, 0.02)
     return True
-
-
-def _kill(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from labkit.system.private_files import write_private
 from labkit.testbed.agent.folder_layout import BOOT
 from labkit.testbed.errors import BedError
-from labkit.testbed.laptop.plan import VARIABLE, BedPlan, HostSlot, write_private
+from labkit.testbed.laptop.plan import VARIABLE, BedPlan, HostSlot
 from labkit.testbed.laptop.processes import BedProcess, await_that, below, has_variable, holders_of, process, processes
 
 PATIENCE_S = 90.0
@@ -22,8 +23,6 @@ CARRIED = ("PYTHONPATH", "NUMBA_CACHE_DIR", "LANG", "LC_ALL", "TMPDIR")
 """Variables that hosts inherit from this process: they are this machine, and import the same labkit."""
 HOST_VARIABLE = "LABKIT_BED_HOST"
 STANDIN = "labkit.testbed.laptop.paramiko_sshd"
-STANDINS = (STANDIN, "labkit.testbed.laptop.paramiko_sshd")
-"""Modules of servers without sshd: a bed may be up that an earlier labkit started."""
 NO_SHELL = ("nologin", "false")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -211,7 +210,7 @@ def is_server(each: BedProcess, config: Path) -> bool:
     """Return whether a process is the server that has this configuration."""
     words = f"{each.command} "
     program = Path(words.split(" ", 1)[0]).name
-    return (program in ("sshd", "sshd:") or any(name in words for name in STANDINS)) and f"/{config.name} " in words
+    return (program in ("sshd", "sshd:") or STANDIN in words) and f"/{config.name} " in words
 
 
 def all_of(plan: BedPlan, *, host: HostSlot | None = None) -> list[BedProcess]:

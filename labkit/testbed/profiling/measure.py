@@ -245,10 +245,7 @@ def measured_kinds(
 ) -> list[MeasuredKind]:
     """Return the kinds to measure: models of a trace up to their largest gangs, or models by name.
 
-    Raises
-    ------
-    InputError
-        If neither or both are given.
+    Raise InputError if neither or both are given.
     """
     if (trace is None) == (not models):
         raise InputError("expected either --models, such as dssm,wlm, or --trace FILE, whose models are measured.")

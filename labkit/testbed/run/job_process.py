@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -30,7 +29,8 @@ from labkit.elastic.own_training import OwnTraining, arguments_of
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.proof import OFF
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
-from labkit.system.unix_sockets import reached
+from labkit.system.private_files import write_private
+from labkit.system.unix_sockets import peer_uid, reached
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_messages import (
     REQUEST,
@@ -99,16 +99,10 @@ def _accept(sock: socket.socket, answer: OrderAnswer) -> None:
             client, _ = sock.accept()
         except OSError:
             return
-        if _uid(client) == os.getuid():
+        if peer_uid(client) == os.getuid():
             threading.Thread(target=_attend, args=(client, answer), name="order", daemon=True).start()
         else:
             client.close()
-
-
-def _uid(client: socket.socket) -> int:
-    """Return the user id of the process at the other end."""
-    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])
 
 
 def _attend(client: socket.socket, answer: OrderAnswer) -> None:
@@ -273,9 +267,7 @@ def main(arguments: list[str]) -> None:
         sys.exit("expected: python -m labkit.testbed.run.job_process FOLDER")
     folder = Path(arguments[0]).absolute()
     result = run(folder)
-    partial = folder / f".{RESULT}"
-    partial.write_text(json.dumps(asdict(result)))
-    partial.rename(folder / RESULT)
+    write_private(folder / RESULT, json.dumps(asdict(result)))
     if result.failure:
         print(result.failure, file=sys.stderr)
     sys.stdout.flush()

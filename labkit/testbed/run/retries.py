@@ -49,24 +49,16 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The consequences of a failure.
-
-    Attributes
-    ----------
-    drop : str
-        Why the job is given up; empty: it starts again.
-    wait_s : float
-        Seconds before it starts again.
-    aside : float
-        Seconds for which its host is set aside; 0: it is not.
-    back : tuple of str
-        Hosts that were set aside because of this job, and were not the cause.
-    """
+    """The consequences of a failure."""
 
     drop: str = ""
+    """Why the job is given up; empty: it starts again."""
     wait_s: float = 0.0
+    """Seconds before it starts again."""
     aside: float = 0.0
+    """Seconds for which its host is set aside; 0: it is not."""
     back: tuple[str, ...] = ()
+    """Hosts that were set aside because of this job, and were not the cause."""
 
 
 @dataclass(slots=True)

@@ -83,10 +83,7 @@ class TrainingTable:
     def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
         """Return the table of a record, whose scripts need consent; their archives are those in the record's folder.
 
-        Raises
-        ------
-        InputError
-            If it is none, or a script has no consent or no archive.
+        Raise InputError if it is none, or a script has no consent or no archive.
         """
         from pydantic import TypeAdapter, ValidationError
 
@@ -103,10 +100,7 @@ class TrainingTable:
     def agreed(self, folder: Path) -> Self:
         """Note that its scripts, packed into the folder of a record, are about to run on hosts; return it.
 
-        Raises
-        ------
-        InputError
-            As `labkit.core.consent.use`; or if an archive is not there.
+        Raise InputError as `labkit.core.consent.use`; or if an archive is not there.
         """
         for each in self.scripts.values():
             try:

@@ -63,10 +63,7 @@ class SshConnection(fabric.Connection):  # type: ignore[misc]
     def open(self) -> None:
         """Connect, check the host's key, and log in.
 
-        Raises
-        ------
-        HostError
-            A subclass for each kind of failure; the message has the remedy.
+        Raise HostError, of a subclass for each kind of failure; the message has the remedy.
         """
         if self.is_connected:
             return

@@ -144,12 +144,7 @@ def remote_path(path: str, machine: Machine) -> str:
 def put_file(begin: Begin, source: CopySource, target: str, *, timeout_s: float) -> None:
     """Write a file on a host, first under a temporary name; make missing folders.
 
-    Raises
-    ------
-    FileError
-        If it cannot be written: the error of the host.
-    HostError
-        As `RemoteCommand.run`.
+    Raise FileError if it cannot be written: the error of the host; HostError as `RemoteCommand.run`.
     """
     call = begin(["/bin/sh", "-c", PUT, "sh", target, secrets.token_hex(4), str(source.size), f"{source.mode:o}"], None)
     _check_completed(call.run(timeout_s=timeout_s, stdin=source.chunks()), f"write {target}")
@@ -158,17 +153,12 @@ def put_file(begin: Begin, source: CopySource, target: str, *, timeout_s: float)
 def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s: float) -> int:
     """Read a file from a host, first under a temporary name; return its size.
 
+    Raise FileError if it cannot be read there, or written here, or its hash is wrong; HostError as `RemoteCommand.run`.
+
     Parameters
     ----------
     python : str
         The Python there that sends it, with its length and SHA-256.
-
-    Raises
-    ------
-    FileError
-        If it cannot be read there, or written here, or its hash is wrong.
-    HostError
-        As `RemoteCommand.run`.
     """
     partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     with _named_errors(f"write {target} here"):
@@ -449,13 +439,7 @@ class _Link:
         self._closed = False
 
     def open(self, known_hosts: Path, *, timeout_s: float) -> SshConnection:
-        """Return the connection, opened.
-
-        Raises
-        ------
-        HostError
-            If it cannot be opened; CutError if the fleet was closed.
-        """
+        """Return the connection, opened; HostError if it cannot be opened; CutError if the fleet was closed."""
         with self._lock:
             if self._closed:
                 raise CutError(f"host {self.machine.name}: the connection was closed here.")

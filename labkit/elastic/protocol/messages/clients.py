@@ -106,30 +106,21 @@ class ResizeMembers(Request):
 
 @dataclass(frozen=True, slots=True)
 class ScaleJob(Request):
-    """Add, remove or replace members, or set those of each site. The answer is `ScalingAccepted`.
-
-    Attributes
-    ----------
-    id : str
-        Of the request: if it is repeated, it is carried out once.
-    strategy : str
-        One of `STRATEGIES` of the controller.
-    servers, workers : int
-        How many more; below 0: fewer.
-    replace : list of str
-        Members to replace.
-    place : dict, optional
-        Workers and servers of each site, instead.
-    """
+    """Add, remove or replace members, or set those of each site. The answer is `ScalingAccepted`."""
 
     WORD: ClassVar[str] = "scale"
 
     id: Text
+    """Of the request: if it is repeated, it is carried out once."""
     strategy: Text
+    """One of `STRATEGIES` of the controller."""
     servers: Whole = 0
     workers: Whole = 0
+    """`servers` and `workers`: how many more; below 0: fewer."""
     replace: list[Text] = field(default_factory=list)
+    """Members to replace."""
     place: dict[Text, list[Whole]] | None = None
+    """Workers and servers of each site, instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +177,17 @@ class MeasuredUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartMember(Struct):
-    """Start a member.
-
-    Attributes
-    ----------
-    name, role : str
-        Name of the member, and "server" or "worker".
-    site : Site
-        Device group that is to hold it.
-    gently : bool
-        True while others train: it gets ready at a low priority.
-    files : dict
-        Its certificate and key, content by name; empty for a launcher that has the job's secrets itself.
-    """
+    """Start a member."""
 
     name: Text
     role: Role
+    """`name` and `role`: name of the member, and "server" or "worker"."""
     site: Site = NOWHERE_ELSE
+    """Device group that is to hold it."""
     gently: bool = False
+    """True while others train: it gets ready at a low priority."""
     files: dict[Text, Text] = field(default_factory=dict, repr=False)
+    """Its certificate and key, content by name; empty for a launcher that has the job's secrets itself."""
 
 
 @dataclass(frozen=True, slots=True)
