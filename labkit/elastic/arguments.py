@@ -139,15 +139,6 @@ def checked_update(
     """Return name and options of an optimizer that can be used, with what is added to it.
 
     Raise InputError if one of them is invalid.
-
-    Parameters
-    ----------
-    chosen : str or OwnUpdate
-        Name of the optimizer, or an update of one's own.
-    rule : UpdateRule
-        Schedule, limit of gradients and update of one's own.
-    arguments : iterable of str
-        See `check_optimizer`.
     """
     rule.check(n_steps=n_steps)
     if rule.torch is not None:

@@ -140,8 +140,6 @@ def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
     ----------
     why : str
         Reason in the controller's last event; "" if the controller died.
-    checkpoints : Checkpoints
-        Checkpoints of the job.
     """
     reason = why or f"the controller died: {last_line(folder / 'controller.log') or 'it left no message'}"
     good = next((step for step in reversed(checkpoints.steps()) if checkpoints.is_good(step)), None)

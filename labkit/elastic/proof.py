@@ -80,8 +80,6 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
 
     Parameters
     ----------
-    program : Program
-        As the user gave it.
     pickled : Path
         The same, pickled for workers.
     how : str
@@ -115,8 +113,6 @@ class _Checks:
     ----------
     program : Program or None
         As the user gave it; None: only as it was pickled.
-    pickled, spec
-        See `proved`.
     """
 
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
@@ -384,8 +380,6 @@ def moving_buffers(program: Program, spec: Spec) -> list[str]:
 
     Parameters
     ----------
-    program : Program
-        As the user gave it.
     spec : Spec
         Of the job: its batch, shards, seed and precision.
     """

@@ -32,7 +32,7 @@ from labkit.testbed.ssh.host_messages import (
     Torch,
     decoded,
 )
-from labkit.testbed.ssh.outcomes import failure, readable
+from labkit.testbed.ssh.outcomes import failure, plain_table, readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,16 +140,12 @@ class DoctorReport:
 
     def table(self) -> Table:
         """Return a row per host for a terminal."""
-        from rich.table import Table
         from rich.text import Text
 
         styles = {Severity.OK: "", Severity.NOTE: "yellow", Severity.FAULT: "bold red"}
         checks = list(dict.fromkeys(finding.check for finding in self.findings))
         cells = {(each.host, each.check): each for each in self.findings}
-        shown = Table(header_style="bold", box=None, pad_edge=False)
-        shown.add_column("host")
-        for check in checks:
-            shown.add_column(check, overflow="fold")
+        shown = plain_table("host", *checks)
         for host in self.hosts:
             row = [cells.get((host, check)) for check in checks]
             shown.add_row(Text(host), *(Text(each.found, styles[each.state]) if each else Text("–") for each in row))
@@ -157,12 +153,9 @@ class DoctorReport:
 
     def hints(self) -> Table:
         """Return findings that are not well, the worst first, each with its remedy."""
-        from rich.table import Table
         from rich.text import Text
 
-        shown = Table(header_style="bold", box=None, pad_edge=False)
-        for heading in ("", "host", "what", "hint"):
-            shown.add_column(heading, overflow="fold")
+        shown = plain_table("", "host", "what", "hint")
         styles = {Severity.FAULT: "bold red", Severity.NOTE: "yellow"}
         for state in styles:
             for each in self.findings:

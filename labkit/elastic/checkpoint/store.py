@@ -94,8 +94,6 @@ class Checkpoints:
         Created if it does not exist.
     keep : int
         Number of good checkpoints that are kept, at least 2; older ones are removed.
-    disk : Disk
-        Makes the file system calls.
     training : mapping, optional
         Settings of the training that are written into each: see `Manifest`.
     """

@@ -276,11 +276,6 @@ class CheckpointLoading:
     """Loads the newest good checkpoint into the servers.
 
     It reads twice: no server gets a block of a checkpoint that has a bad one.
-
-    Parameters
-    ----------
-    thread : ThreadPoolExecutor
-        Reads; its one thread writes too, so that a checkpoint that is being written is complete before.
     """
 
     def __init__(

@@ -117,8 +117,6 @@ class Admission:
     ----------
     network : str
         How members connect; one of `NetworkMode`.
-    launchers : collection of str
-        Names of the launchers of other hosts.
     """
 
     def __init__(self, network: str, *, launchers: Collection[str], loop: EventLoop, receivers: Receivers) -> None:

@@ -173,8 +173,6 @@ class Leases:
     ----------
     service : ShardService
         With `batch` as its smallest shard.
-    n_steps : int
-        Updates of the whole training.
     """
 
     def __init__(self, service: ShardService, *, n_steps: int) -> None:

@@ -92,11 +92,6 @@ class StepLosses:
 
     Workers report their shards in the order in which they finish. A sum in that order would differ in its last bit
     between runs, so that equal training would seem unequal; `math.fsum` is exact, hence independent of the order.
-
-    Parameters
-    ----------
-    n_shards : int
-        Logical shards of a step.
     """
 
     def __init__(self, n_shards: int) -> None:

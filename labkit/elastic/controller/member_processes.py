@@ -477,15 +477,7 @@ RETURN_LEASES = 2
 
 
 class RemoteHosts:
-    """Launchers of other hosts.
-
-    Parameters
-    ----------
-    processes : MemberProcesses
-        With the launchers, and the processes that they start.
-    resources : ResourceUse
-        Takes what launchers measure.
-    """
+    """Launchers of other hosts."""
 
     def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
         self._runtime, self._processes, self._resources = runtime, processes, resources

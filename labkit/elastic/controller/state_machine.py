@@ -144,8 +144,6 @@ class Controller:
             Journal of the shard service.
         heard : collection of int
             Versions whose losses are among the events: workers report those of the latest updates once more.
-        now_s : float
-            Time on the caller's clock.
         """
         self._takeover.restore(state, names=names, records=records, heard=heard, now_s=now_s)
         return self._out.take()

@@ -143,8 +143,6 @@ def started(
     ----------
     argv : sequence of str
         Interpreter, "-m", one of `labkit.elastic.forkserver.protocol.MODULES`, and its arguments.
-    env : mapping
-        Whole environment of the process.
     log : file
         File for its stdout and stderr.
     cores : sequence of int

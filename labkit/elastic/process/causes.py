@@ -177,11 +177,6 @@ class Watchdog:
     """Ends this process by force when a limit expires, whatever its other threads do.
 
     It is a thread, so it cannot act while another holds the interpreter's lock; `local_members.end_orphans` can.
-
-    Parameters
-    ----------
-    name : str
-        Name of the process, for its log.
     """
 
     def __init__(self, name: str) -> None:

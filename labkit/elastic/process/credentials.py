@@ -104,8 +104,6 @@ class Credentials:
 
     Parameters
     ----------
-    reach : NetworkConfig
-        Addresses and ports of its processes.
     secrets : Secrets, optional
         None for a job on local sockets: all its processes use the folder of the job.
     """
@@ -136,15 +134,7 @@ class Credentials:
         return self._authority.papers(certificate_name(name, role))
 
     def archive(self, launcher: str, host: str, *, files: Iterable[str]) -> bytes:
-        """Return the files of a launcher as a tar: its certificate and key, the controller's address, files of the job.
-
-        Parameters
-        ----------
-        launcher : str
-            Name of the launcher in its certificate.
-        files : iterable of str
-            Files of the job that members on that host need.
-        """
+        """Return the files of a launcher as a tar: certificate, key, the controller's address, files of the job."""
         content = {file: (self.folder / file).read_bytes() for file in (ADDRESS, *files)}
         content[CARD] = json.dumps({"name": launcher, "host": host}).encode()
         return packed({**content, **self.papers(launcher, HOST)})
@@ -202,8 +192,6 @@ class Endpoints:
 
     Parameters
     ----------
-    reach : NetworkConfig
-        Addresses and ports of the member.
     scheme : str
         Transport of connections other than that to the controller.
     name, role : str

@@ -93,8 +93,6 @@ class LocalProcesses:
 
     Parameters
     ----------
-    folder : Path
-        Folder of their homes and logs.
     ended : callable
         Takes name and exit code of a member that ended, in any thread: see `Ended`.
 

@@ -133,10 +133,6 @@ class ControlGroup(Affinity):
 
     Parameters
     ----------
-    trees : Trees
-        Folders in which groups are made.
-    allowed : iterable of int, optional
-        See `Affinity`.
     resident : callable
         Takes a process number, and returns its resident bytes.
     """
@@ -178,8 +174,6 @@ class Braked(Affinity):
 
     Parameters
     ----------
-    brake : Brake, optional
-        Brake of this process; a new one by default.
     want : str
         Sentence about a way that was asked for and is not available; reported with each limit.
     """

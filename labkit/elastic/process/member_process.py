@@ -250,8 +250,6 @@ class MemberLimits:
 
     Parameters
     ----------
-    report : callable
-        Sends a report to the controller.
     exhausted : callable
         Ends this process; takes a MemoryError that says why.
     over : Event

@@ -54,8 +54,6 @@ class WorkerMember(MemberProcess):
 
     Parameters
     ----------
-    folder, name, site
-        As those of `MemberProcess`.
     device : str
         Device that the launcher chose, such as "cuda:0"; "": one of `Spec.devices`, by the number of the worker.
     """

@@ -384,11 +384,6 @@ class MovingBuffers:
     """The buffers of a model that its forward pass changes: they begin each shard with what the servers have of them.
 
     A buffer of each shard has one row more than the model's in the layout: (V, ...).
-
-    Parameters
-    ----------
-    cut : Layout
-        Names and places of its buffers.
     """
 
     def __init__(self, model: nn.Module, cut: Layout) -> None:

@@ -42,8 +42,6 @@ class BlockHandover:
     ----------
     sync : bool
         Whether training is synchronous: blocks then leave at a version that workers know beforehand.
-    report : callable
-        Sends the controller a report.
     settle, advanced : callable
         Do what follows when a block is installed, and when it has a new version: see `GradientUpdates`.
     """

@@ -45,8 +45,6 @@ class BlockReplicas:
     ----------
     sync : bool
         Whether training is synchronous; only then there are replicas.
-    report : callable
-        Sends the controller a report.
     settle : callable
         Does what follows when a block is installed: see `GradientUpdates`.
     """

@@ -48,14 +48,6 @@ class GradientUpdates:
         What a new version sets going: answers to pulls, replicas, hand-overs.
     n_shards : int
         V, logical gradients of a batch.
-    sync : bool
-        Whether a version is the sum of V gradients; else each pushed gradient makes a version.
-    report : callable
-        Sends the controller a report.
-    copy : callable
-        See `CopyBlock`.
-    rule_of, norms
-        See `ParameterServer`.
     """
 
     def __init__(
@@ -339,8 +331,6 @@ class ParameterServer:
         V, logical gradients of a batch.
     sync : bool
         Whether a version is the sum of V gradients; else each pushed gradient makes a version.
-    report : callable
-        Sends the controller a report.
     copy : callable
         Sends the controller a copy of a block: see `CopyBlock`.
     shared_pool : SharedArrayPool, optional

@@ -96,13 +96,7 @@ class BlockSlot:
 
 
 class BlockTable:
-    """The slots of one server, and the memory of its blocks.
-
-    Parameters
-    ----------
-    shared_pool : SharedArrayPool, optional
-        Shared memory for parameters, which workers on this host read in place.
-    """
+    """The slots of one server, and the memory of its blocks."""
 
     def __init__(self, *, shared_pool: SharedArrayPool | None = None) -> None:
         self.shared_pool = shared_pool

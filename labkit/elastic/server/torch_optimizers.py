@@ -200,8 +200,6 @@ class BlockUpdates:
     ----------
     places : sequence
         Parameters of the block, with their first numbers in it.
-    names : tuple of str
-        Names of the state vectors.
     """
 
     keeps_zeros = False
@@ -270,8 +268,6 @@ def recipes(
         Schedulers of these optimizers; a function of an optimizer returns one.
     every : int
         Updates between two steps of the schedulers.
-    schedule : callable, optional
-        See `labkit.elastic.schedules`.
     """
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
     made = [_made("optimizer", each, model) for each in given]

@@ -54,8 +54,6 @@ class Authority:
     ----------
     job : str
         Name of the job: letters, digits, dots and hyphens.
-    days : int
-        Days for which certificates are valid.
     now : datetime, optional
         The time, for tests.
     """

@@ -172,8 +172,6 @@ class Connection:
     ----------
     stream : Stream
         Carries the frames; the connection closes it.
-    peer : Peer
-        The process at the other end.
     lease, limits, counts : Lease, PeerLimits, Counts
         The terms of this end, and its counters.
     n_greeted : int

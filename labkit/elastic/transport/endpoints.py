@@ -155,8 +155,6 @@ def connect(
 
     Parameters
     ----------
-    access : Access
-        Credentials of this process.
     hello : mapping, optional
         What this process states about itself, as small JSON.
     expected : str, optional
@@ -270,10 +268,6 @@ class Listener:
         The address; port 0 takes any free port, which `listener.address` has.
     welcome : callable
         Returns the handler for a peer; a TransportError that it raises refuses the peer.
-    access : Access
-        Credentials of this process.
-    hello : mapping, optional
-        What this process states about itself, as small JSON.
     sock : socket, optional
         A socket that `bound` has returned for the address; processes that have connected since then are accepted.
     refused : callable, optional

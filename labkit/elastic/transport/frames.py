@@ -225,12 +225,8 @@ class Intake:
 
     Parameters
     ----------
-    lease : Lease
-        Limits the time without bytes.
     limits : PeerLimits
         Largest frames.
-    counts : Counts
-        Counters of frames and bytes.
     deadline_s : float, optional
         Time of time.monotonic by which all frames must have arrived.
     """

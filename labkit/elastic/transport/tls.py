@@ -47,8 +47,6 @@ class TlsStream:
 
     Parameters
     ----------
-    stream : SocketStream
-        Carries the encrypted bytes.
     expected : str, optional
         On the end that connects: name that the peer's certificate must contain; None on the end that listens.
     """

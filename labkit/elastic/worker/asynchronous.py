@@ -32,8 +32,6 @@ class AsyncWorker:
 
     Parameters
     ----------
-    extents : sequence
-        (first, n) of each block in the flat vector.
     loss_of : callable
         (epoch, start, end): returns the mean loss of positions `start` to before `end` of the epoch's order, a tensor.
     batch : int
@@ -42,14 +40,6 @@ class AsyncWorker:
         Of this worker; no other worker ever has it.
     lease_s : float
         Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
-    channel_of : callable
-        Returns the connection to a server by name; raises TransportError if there is none.
-    report : callable
-        Sends the controller an event with its columns.
-    finite : bool
-        Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
-    keep, metrics_of : callable
-        See `Worker`.
     clip_norm : float
         Limit of the norm of each gradient; 0: none.
 

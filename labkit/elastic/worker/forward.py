@@ -142,14 +142,8 @@ class SampleLoss:
 
     Parameters
     ----------
-    program : Program
-        The user's program, with its model on the device.
-    device : str
-        Device to which batches are moved.
     precision : str
         "bf16": the forward pass and the loss run under `torch.autocast`.
-    moving : collection of str
-        See `ForwardGuard`.
 
     Attributes
     ----------

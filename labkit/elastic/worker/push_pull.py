@@ -274,8 +274,6 @@ class FromServers(Handler):
 
     Parameters
     ----------
-    ended : callable, optional
-        Called when the connection has ended, with the reason.
     exhausted : callable, optional
         Called when there is no memory for a frame: the worker cannot go on.
     """
@@ -342,10 +340,6 @@ class PushPull:
 
     Parameters
     ----------
-    channel_of : callable
-        Returns the connection to a server by name; raises TransportError if there is none.
-    extents : sequence
-        (first, n) of each block in the flat vector.
     lender : SharedRegions, optional
         Shared memory that gradients lie in, for servers on this host to read them in place.
     """
@@ -371,8 +365,6 @@ class PushPull:
 
         Parameters
         ----------
-        node : Node
-            The logical shards, as a node of the summation tree.
         gradient : array
             (N,) float32, over all blocks; it must not change before all of them have acknowledged the step.
         step : int
@@ -399,8 +391,6 @@ class PushPull:
         ----------
         gradient : array
             (N,) float32, over all blocks.
-        targets : iterable
-            Blocks and their servers.
         era : int
             In which the targets are right; servers ignore frames of an earlier era.
         worker, number : int

@@ -36,18 +36,10 @@ class ShardGradients:
 
     Parameters
     ----------
-    loss_of : callable
-        (step, leaf): returns the loss of a logical shard, a tensor.
     n_shards : int
         V, logical shards of a batch.
     check : callable
         Raises Halted if the step must be dropped.
-    report : callable
-        Sends the controller an event with its columns.
-    finite : bool
-        Whether a loss that is NaN or infinite raises NotFiniteError before its gradient is pushed.
-    keep, metrics_of, weight_of : callable
-        See `Worker`.
 
     Attributes
     ----------

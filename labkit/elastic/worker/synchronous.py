@@ -50,12 +50,8 @@ class Worker:
         (step, leaf): returns the loss of a logical shard, a tensor.
     n_shards : int
         V, logical shards of a batch.
-    n_steps : int
-        Of the whole training.
     channel_of : callable
         Returns the connection to a server by name; raises TransportError if there is none.
-    report : callable
-        Sends the controller a report.
     finite : bool
         Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
     keep : callable

@@ -432,14 +432,10 @@ class MessageForward:
 
     Parameters
     ----------
-    request : ClientRequest
-        Request that gets the answer of the task.
     message
         Sent to the task as a line of JSON.
     timeout_s : float
         Seconds for everything, also until the task listens.
-    running : callable
-        Whether the task still runs.
     """
 
     def __init__(

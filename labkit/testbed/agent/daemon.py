@@ -91,10 +91,6 @@ class Daemon:
 
     Parameters
     ----------
-    held : int
-        File descriptor of the lock on the folder.
-    listener : socket
-        Socket that clients connect to.
     idle_s : float
         Seconds without tasks and connections after which the agent ends.
     """

@@ -121,10 +121,6 @@ class Devices:
 
         Parameters
         ----------
-        asks : sequence of GpuRequest
-            Number of GPUs, and from which.
-        reading : GpuReading
-            The newest reading of the driver.
         beside : str, optional
             A task of the same run, whose GPUs it may share.
         """

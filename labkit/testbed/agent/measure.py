@@ -62,10 +62,6 @@ class Meter:
 
     Parameters
     ----------
-    folder : Path
-        Folder whose disk is measured.
-    processes : TaskProcesses
-        Maps processes to tasks.
     sessions : callable
         Returns the task of each session that belongs to one.
     """

@@ -174,14 +174,8 @@ class TaskReaper:
 
     Parameters
     ----------
-    loop : Loop
-        Calls when a process has ended.
-    processes : TaskProcesses
-        Maps processes to tasks.
     ended : callable
         Called when no process of a task is left.
-    log : callable
-        Takes a line for the agent's log.
     """
 
     def __init__(self, loop: Loop, *, processes: TaskProcesses, ended: EndListener, log: Callable[[str], None]) -> None:

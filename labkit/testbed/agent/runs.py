@@ -173,13 +173,7 @@ def watch(server: str, identity: Identity) -> forks.ForkedProcess | None:
 
 
 class AgentRun:
-    """A run.
-
-    Parameters
-    ----------
-    log : callable
-        Takes a line for the agent's log.
-    """
+    """A run."""
 
     def __init__(self, record: AgentRunRecord, folder: Path, *, log: Callable[[str], None]) -> None:
         self.record, self.folder, self._log = record, folder, log
@@ -248,15 +242,7 @@ class TaskRequest:
 
 
 class AgentRuns:
-    """All runs in the folder of an agent.
-
-    Parameters
-    ----------
-    loop : Loop
-        Calls when a process has ended.
-    log : callable
-        Takes a line for the agent's log.
-    """
+    """All runs in the folder of an agent."""
 
     def __init__(self, folder: Path, *, loop: Loop, log: Callable[[str], None]) -> None:
         self.folder, self.log = folder / RUNS, log

@@ -235,10 +235,6 @@ class Service:
 
     Parameters
     ----------
-    loop : Loop
-        Event loop of the agent.
-    log : callable
-        Takes a line for the agent's log.
     leave : callable
         Ends the agent; with a program, executes it instead.
     """

@@ -147,11 +147,6 @@ def start(plan: BedPlan, slots: Sequence[HostSlot], *, inside: Callable[[HostSlo
     """Start servers at once, and wait until they listen; return those whose port is in use.
 
     Raise BedError if a server does not start for another reason: its output.
-
-    Parameters
-    ----------
-    inside : callable
-        As in `start_commands`.
     """
     if plan.server == "sshd" and os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty folder; other servers may use it too

@@ -120,13 +120,7 @@ def room(cluster: Cluster) -> np.ndarray:
 
 
 def place_of(gang: GangShape, cluster: Cluster, *, first: int = 0) -> JobPlacement:
-    """Return the placement of a gang: host by host, GPU by GPU, servers spread as workers are.
-
-    Parameters
-    ----------
-    first : int
-        Number of the first machine.
-    """
+    """Return the placement of a gang: host by host, GPU by GPU, servers spread as workers are."""
     machines = [(first + i) % cluster.n_machines for i in range(gang.n_hosts)]
     sites = {m: [name for name, of in zip(site_names(cluster), cluster.group_machine, strict=True) if of == m]
              for m in machines}  # fmt: skip

@@ -118,11 +118,6 @@ class Usage:
 class ProfilingSession:
     """A testbed while it is measured.
 
-    Parameters
-    ----------
-    kinds : sequence of MeasuredKind
-        Kinds of jobs that will train.
-
     Attributes
     ----------
     jobs : Jobs

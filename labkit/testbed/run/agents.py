@@ -328,15 +328,11 @@ class AgentPool:
 
     Parameters
     ----------
-    fleet : Fleet
-        Connections to the machines.
     run : str
         Run whose lease is renewed while hosts are watched.
     changed : callable
         Called with (host, True, "") when a host returns, and with (host, False, why) when it is lost, in some thread; a
         host that was restarted is lost and returns.
-    lease_s : float
-        Seconds a host keeps the run alive without a heartbeat from this process.
     fence : RunFence, optional
         The right to drive the run, which is taken once all agents are connected.
     on_reading : callable

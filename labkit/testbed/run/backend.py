@@ -114,8 +114,6 @@ class RunTakeover:
     ----------
     ledger : Ledger
         After the events of the other process.
-    note : callable
-        Keeps a sentence for people.
     """
 
     def __init__(
@@ -171,8 +169,6 @@ class SshBackend:
 
     Parameters
     ----------
-    jobs : Jobs
-        Jobs of the trace, with their arrival in seconds of the run.
     run : str
         Name of the run on the hosts: letters, digits, `. _ -`.
     folder : Path

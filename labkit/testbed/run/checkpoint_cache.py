@@ -43,15 +43,7 @@ STEP: Final = re.compile(rf"{SAVED}/step-\d{{6,}}/{FILE}")
 
 
 class CheckpointCache:
-    """Checkpoints on this machine, a tar file for each job.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        Connections to the hosts.
-    run : str
-        Name of the run on the hosts.
-    """
+    """Checkpoints on this machine, a tar file for each job."""
 
     def __init__(self, fleet: Fleet, folder: Path, *, run: str) -> None:
         self._fleet, self._folder, self._run = fleet, folder, run

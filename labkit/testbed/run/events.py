@@ -84,8 +84,6 @@ class RunMeasuring:
     ----------
     hosts : AgentPool
         Agents to ask; those that do not answer are left out until they do.
-    every_s : float
-        Seconds between two measurements.
     on_rows : callable
         Takes MEASURED events, without a time, in some thread.
     """
@@ -192,12 +190,6 @@ class RunEvents:
     ----------
     ledger : Ledger
         State of jobs and hosts according to the events so far; only read here.
-    retries : Retries
-        Limits for jobs that fail, and hosts that fail jobs.
-    now_s : callable
-        Returns the second of the run.
-    note : callable
-        Adds a sentence to the run's notes.
     remember : callable
         Writes where jobs are into the run's state.
 

@@ -139,10 +139,6 @@ class JobReader:
 
     Parameters
     ----------
-    task : str
-        The job, as agents know it.
-    home : str
-        Host of the job's process.
     is_current : callable
         Whether this start of the job is the current one; reading ends once it is not.
     pause : callable
@@ -240,18 +236,10 @@ class JobFollower:
 
     Parameters
     ----------
-    task : str
-        The job, as agents know it.
     state : RemoteJobState
         Changed as events come.
-    launcher, claims : JobLauncher, GpuClaims
-        Processes and GPUs of the job.
-    n_steps : int
-        Updates after which the job is done.
     report : callable
         Takes a JobUpdate.
-    on_event : callable
-        Takes every new event of the job's elastic runtime.
     """
 
     def __init__(

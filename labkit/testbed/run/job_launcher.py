@@ -43,10 +43,6 @@ class GpuClaims:
 
     Parameters
     ----------
-    task : str
-        The job, as agents know it.
-    hosts : AgentPool
-        Agents that assign GPUs.
     asks : callable
         GPUs that a placement needs on a host; none if workers compute on processors.
     wanted : callable
@@ -178,12 +174,6 @@ class JobLauncher:
 
     Parameters
     ----------
-    task : str
-        The job, as agents know it.
-    hosts : AgentPool
-        Agents that start processes.
-    backups : CheckpointCache
-        Checkpoints on this machine.
     bring : callable
         Brings what the job needs on its home host, beside labkit.
     tell : callable

@@ -198,15 +198,7 @@ def _entries(source: Path) -> Iterator[tuple[str, Path]]:
 
 
 class Staging:
-    """Archives of a run, and the hosts that have them.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        Connections to the hosts.
-    folder : Path
-        Folder of the archives here.
-    """
+    """Archives of a run, and the hosts that have them."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._folder = fleet, folder

@@ -57,8 +57,6 @@ class JobClient:
 
     Parameters
     ----------
-    task : str
-        The job, as agents know it.
     home : callable
         Returns the host of the job's process.
     """
@@ -114,26 +112,14 @@ class RemoteJob:
 
     Parameters
     ----------
-    number : int
-        Number of the job in the trace.
-    hosts : AgentPool
-        Agents that start its processes.
-    backups : CheckpointCache
-        Checkpoints on this machine.
     request : callable
         Makes the content of request.json.
-    n_steps : int
-        Updates after which it is done.
     on_update : callable
         Takes (number, update).
     strategy : str
         How the job is rescaled: handover, suspend or checkpoint.
     on_event : callable
         Takes every new event of the job's elastic runtime.
-    gpus : callable
-        GPUs that a placement needs on a host.
-    bring : callable
-        As `JobLauncher` takes it.
     """
 
     def __init__(

@@ -244,22 +244,12 @@ class TestbedSession:
 
     Parameters
     ----------
-    jobs : Jobs
-        Jobs that may run there.
-    run : str
-        Name of the run on the hosts.
     folder : Path
         Folder of checkpoints here.
-    lease_s : float
-        Seconds a host keeps the run alive without a heartbeat from this process.
-    changed : callable
-        As `AgentPool` takes it.
     some : bool
         Start with the hosts that can be reached.
     fence : RunFence, optional
         The right to drive the run, where several processes could.
-    on_reading : callable
-        As `AgentPool` takes it.
 
     Attributes
     ----------

@@ -384,13 +384,7 @@ class BandwidthResult:
 
 
 def reply_to(answer: HostAnswer, kind: type[T], *, program: str) -> T | HostOutcome:
-    """Return the reply of a program on a host, or the outcome of its failure.
-
-    Parameters
-    ----------
-    program : str
-        Name of the program, for messages.
-    """
+    """Return the reply of a program on a host, or the outcome of its failure."""
     if answer.error is not None:
         return failure(answer.host, answer.error)
     if answer.exited == NO_PROGRAM:

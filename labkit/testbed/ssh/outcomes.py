@@ -224,7 +224,7 @@ class Outcomes(HostRows[HostOutcome]):
         """Return host and outcome, for a terminal."""
         from rich.text import Text
 
-        shown = _table("host", "")
+        shown = plain_table("host", "")
         for row in self.rows:
             shown.add_row(Text(row.host), Text(row.did, "" if row.ok else "bold red"))
         return shown
@@ -233,7 +233,7 @@ class Outcomes(HostRows[HostOutcome]):
         """Return the hosts that failed, for a terminal: host, what, hint."""
         from rich.text import Text
 
-        shown = _table("failed", "what", "hint")
+        shown = plain_table("failed", "what", "hint")
         for row in self.failed:
             shown.add_row(Text(row.host, "bold red"), Text(row.did), Text(row.hint))
         return shown
@@ -244,7 +244,8 @@ class Outcomes(HostRows[HostOutcome]):
         return f"<table><tr><th></th><th>host</th><th></th><th>hint</th></tr>{rows}</table>"
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
+    """Return a table without lines, for a terminal; cells are folded to its width."""
     from rich.table import Table
 
     shown = Table(header_style="bold", box=None, pad_edge=False)
