@@ -39,8 +39,6 @@ PROCESSES: Final = frozenset(
 """Options without effect where a script trains alone."""
 TOGETHER: Final = ("validate", "sync", "state")
 """Options that a script cannot have alone; it says so."""
-COMPARED: Final = 3
-"""Samples that are compared between the processes of a job."""
 
 
 @dataclass(frozen=True, slots=True)

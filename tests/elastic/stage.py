@@ -641,3 +641,12 @@ class _Answer:
 
     def refuse(self, _: Message, why: str) -> None:
         pass
+
+
+def bind(vector: Any, model: Any) -> None:
+    """Make the parameters of a model views of a flat vector: the model computes with what is written into it."""
+    import torch
+
+    params = list(model.parameters())
+    for p, part in zip(params, torch.from_numpy(vector).split([p.numel() for p in params]), strict=True):
+        p.data = part.view(p.shape)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from labkit.core.errors import InputError
 from labkit.elastic import JobError, OwnUpdate, start
-from labkit.elastic.protocol.blocks import bind, pack
+from labkit.elastic.protocol.blocks import pack
 from labkit.elastic.protocol.summation_tree import Node, halves
 from labkit.elastic.result import Result
 from labkit.elastic.schedules import Cosine, Steps, WarmUp
@@ -22,6 +22,7 @@ from labkit.elastic.server.block import PAGE, GrowingValues, grown
 from labkit.elastic.server.optimizers import UpdateError, optimizer
 from labkit.elastic.server.update_rule import ClippedUpdates, ScheduledUpdates
 from labkit.elastic.shards import samples_of
+from tests.elastic.stage import bind
 
 STEPS, BATCH, SHARDS, LR = 12, 16, 4, 0.5
 GENERATOR = torch.Generator().manual_seed(3)

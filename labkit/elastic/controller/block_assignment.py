@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +15,7 @@ from labkit.core.resources import Floats, Ints
 Server = TypeVar("Server", bound=Hashable)
 
 SMALL: Final = 0.01
-"""Part of an even share below which a block is placed by numbers of requests: these are its cost [1]_."""
+"""Part of an even share below which a block is placed by numbers of requests: these are its cost in Optimus' PAA."""
 
 LEVEL: Final = 1.05
 """Largest load over the mean at which no block is moved."""
@@ -25,87 +25,33 @@ class TooManyServersError(InputError):
     """More servers than blocks: a server would have none."""
 
 
-class ParameterPiece(NamedTuple):
-    """A piece of a parameter, `n` numbers, on a server."""
-
-    block: int
-    server: int
-    n: int
-
-
-def published(sizes: Sequence[int], *, n_servers: int) -> list[ParameterPiece]:
-    """Distribute parameters over servers as Optimus' PAA does, cutting those above an even share [1]_.
-
-    Largest first: what is above the mean load fills up the least loaded servers, one after the other; else it goes
-    where the smallest room is left that holds it (best fit), or to the least loaded server if none does; below 1% of
-    the mean, to the server with the fewest requests. Every piece is a request.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Of each parameter.
-    n_servers : int
-        At least 1.
-
-    Returns
-    -------
-    list of ParameterPiece
-        In the order in which they were placed.
+@dataclass(slots=True)
+class Filling:
+    """Servers as Optimus' PAA fills them with whole blocks: by best fit or, if small, by numbers of requests [1]_.
 
     References
     ----------
     .. [1] Peng et al., "Optimus: an efficient dynamic resource scheduler for deep learning clusters", EuroSys 2018,
        section 5.3; constants and ties as in the authors' program (mxnet/PAA/params_distr.py), which rounds down.
-
-    Examples
-    --------
-    >>> published([6, 3, 2, 1], n_servers=2)
-    [ParameterPiece(block=0, server=0, n=6), ParameterPiece(block=1, server=1, n=3), \
-ParameterPiece(block=2, server=1, n=2), ParameterPiece(block=3, server=1, n=1)]
     """
-    _check_servers(n_servers)
-    filling = _Filling(np.zeros(n_servers), np.zeros(n_servers, np.int64), capacity=float(sum(sizes) // n_servers))
-    small = sum(sizes) * (1 / n_servers / 100)
-    placed: list[ParameterPiece] = []
-    for block in np.argsort(-np.asarray(sizes, np.int64), kind="stable").tolist():
-        if sizes[block] > max(small, filling.capacity):
-            placed += (ParameterPiece(block, server, n) for server, n in filling.cut(sizes[block]))
-        else:
-            placed.append(ParameterPiece(block, filling.put(float(sizes[block]), small=small), sizes[block]))
-    return placed
 
-
-@dataclass(slots=True)
-class _Filling:
     load: Floats
     n_requests: Ints
     capacity: float
 
     def put(self, size: float, *, small: float) -> int:
         """Place a whole block; return its server."""
-        return self._add(int(np.argmin(self.n_requests)) if size <= small else self._best_fit(size), size)
+        return self.add(int(np.argmin(self.n_requests)) if size <= small else self.best_fit(size), size)
 
-    def cut(self, size: int) -> list[tuple[int, int]]:
-        """Fill up the least loaded servers with pieces of a block; return server and size of each piece."""
-        pieces = []
-        for server in np.argsort(self.load, kind="stable").tolist():
-            room = int(self.capacity - self.load[server])
-            if size < room:
-                break
-            if room > 0:
-                pieces.append((self._add(server, room), room))
-                size -= room
-        if size:
-            pieces.append((self._add(self._best_fit(size), size), size))
-        return pieces
-
-    def _best_fit(self, size: float) -> int:
+    def best_fit(self, size: float) -> int:
+        """Return the server with the smallest room that holds a block; the least loaded if none does."""
         room = self.capacity - self.load - size
         if np.all(room < 0):
             return int(np.argmin(self.load))
         return int(np.argmin(np.where(room >= 0, room, np.inf)))
 
-    def _add(self, server: int, size: float) -> int:
+    def add(self, server: int, size: float) -> int:
+        """Count a block, or a piece of one, on a server; return it."""
         self.load[server] += size
         self.n_requests[server] += 1
         return server
@@ -138,7 +84,7 @@ def assign(sizes: Sequence[int], *, n_servers: int, load: ArrayLike | None = Non
     [0, 0, 1, 1, 0]
     """
     weight = _weights(sizes, n_servers, load)
-    filling = _Filling(np.zeros(n_servers), np.zeros(n_servers, np.int64), capacity=weight.sum() / n_servers)
+    filling = Filling(np.zeros(n_servers), np.zeros(n_servers, np.int64), capacity=weight.sum() / n_servers)
     owner = np.full(len(weight), -1, np.int32)
     for block in np.argsort(-weight, kind="stable").tolist():
         owner[block] = filling.put(float(weight[block]), small=SMALL * filling.capacity)
@@ -228,15 +174,6 @@ def reassign(
         _settle(then, weight, len(servers))
         _share(then, weight, cost, len(servers))
     return {block: servers[s] for block, s in enumerate(then.tolist())}
-
-
-def moved(before: Mapping[int, Server], after: Mapping[int, Server]) -> dict[int, Server]:
-    """Return the new owner of each block that has one.
-
-    >>> moved({0: "a", 1: "a"}, {0: "a", 1: "b"})
-    {1: 'b'}
-    """
-    return {block: server for block, server in after.items() if before.get(block) != server}
 
 
 def _check_servers(n_servers: int) -> None:

@@ -340,16 +340,6 @@ def unpack(vector: Vector, model: nn.Module, cut: Layout | None = None) -> None:
                 p.copy_(part)
 
 
-def bind(vector: Vector, model: nn.Module) -> None:
-    """Make the parameters of a model views of a flat vector: the model computes with what is written into it.
-
-    Raise InputError if the vector has not as many numbers as the model.
-    """
-    flat = _flat_tensor(vector, model)
-    for (_, p), part in zip(trained(model), _parts(flat, model), strict=True):
-        p.data = part
-
-
 def _flat_tensor(vector: Vector, model: nn.Module) -> Any:
     import torch
 

@@ -154,27 +154,6 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def encode(head: Head, *, meta: Meta | None = None, payload: bytes = b"") -> bytes:
-    """Return a whole frame."""
-    full = Head(head.kind, head.flags, 0, len(payload), head.block, head.offset, head.sequence, head.request, head.step)
-    return pack(full, encode_meta(meta)) + payload
-
-
-def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], bytes, bytes] | None:
-    """Return head, meta, payload and what follows the first frame of `raw`; None while it is incomplete."""
-    if len(raw) < HEADER.size:
-        return None
-    header = raw[: HEADER.size]
-    head, check = unpack(header, limits=limits)
-    middle = HEADER.size + head.meta_bytes
-    end = middle + head.payload_bytes
-    if len(raw) < middle:
-        return None
-    verify(header, raw[HEADER.size : middle], check)
-    meta = decode_meta(raw[HEADER.size : middle])
-    return None if len(raw) < end else (head, meta, raw[middle:end], raw[end:])
-
-
 @dataclass(slots=True)
 class FrameOrder:
     """Checks the order of the frames of one direction: each arrives once, and none is missing."""

@@ -14,8 +14,9 @@ from labkit.elastic.protocol.messages import codec
 from labkit.elastic.protocol.messages.clients import StopJob
 from labkit.elastic.protocol.messages.codec import FrameKind, hello
 from labkit.elastic.transport import Access, Address, Handler, TransportError, connect
-from labkit.elastic.transport.frames import Head, encode
+from labkit.elastic.transport.frames import Head
 from tests.elastic.chaos.story import Story, many
+from tests.elastic.transport.ends import encode
 
 
 def knock(path: str, raw: bytes) -> None:

@@ -19,14 +19,13 @@ from labkit.elastic.transport.frames import (
     REPLY,
     REQUEST,
     FrameOrder,
-    decode,
     decode_meta,
-    encode,
     encode_meta,
     pack,
     unpack,
     views,
 )
+from tests.elastic.transport.ends import decode, encode
 
 LIMITS = PeerLimits(payload_bytes=1000, meta_bytes=2000)
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

@@ -30,9 +30,9 @@ from labkit.elastic.transport import (
     connect,
 )
 from labkit.elastic.transport.connection import Connection
-from labkit.elastic.transport.frames import BYE, FLAGS_ALLOWED, PING, REPLY, SHARE, SHARED, encode, pack
+from labkit.elastic.transport.frames import BYE, FLAGS_ALLOWED, PING, REPLY, SHARE, SHARED, pack
 from labkit.elastic.transport.streams import SocketStream
-from tests.elastic.transport.ends import Echo, Noting, drained
+from tests.elastic.transport.ends import Echo, Noting, drained, encode
 from tests.elastic.transport.proxy import Proxy
 from tests.hang import HANG_S
 

@@ -10,8 +10,8 @@ import pytest
 
 from labkit.elastic.transport import Lease, Listener, PeerLostError, connect
 from labkit.elastic.transport.errors import ReplayedError
-from labkit.elastic.transport.frames import Head, encode
-from tests.elastic.transport.ends import Echo, Noting
+from labkit.elastic.transport.frames import Head
+from tests.elastic.transport.ends import Echo, Noting, encode
 from tests.elastic.transport.proxy import Cutter, Proxy
 from tests.hang import HANG_S
 
