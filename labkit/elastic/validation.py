@@ -200,13 +200,6 @@ class Validator:
         Set when the job is over.
     stop : callable
         Ends the job, its state saved.
-
-    Attributes
-    ----------
-    done : Event
-        Set when all states have been measured after the end of the job.
-    failure : ValidationError, optional
-        Why it has ended the job.
     """
 
     def __init__(
@@ -222,8 +215,8 @@ class Validator:
         self._folder, self._spec, self._program, self._validation = folder, spec, program, validation
         self._ended, self._stop = ended, stop
         self._cancelled = threading.Event()
-        self.done = threading.Event()
-        self.failure: ValidationError | None = None
+        self.done = threading.Event()  # set when all states have been measured after the end of the job
+        self.failure: ValidationError | None = None  # why it has ended the job
         known = read_score(folder)
         self._score = known if known is not None and known.metric == validation.metric else Score(validation.metric)
         self._last = -1

@@ -165,11 +165,6 @@ class ControllerSupervisor:
         Set when the controller has ended and is not started again.
     lock : file, optional
         The claimed lock of the folder, which each controller inherits; given up when the last of them has ended.
-
-    Attributes
-    ----------
-    closing : bool
-        True: a controller that dies is not started again.
     """
 
     def __init__(
@@ -178,7 +173,7 @@ class ControllerSupervisor:
         self._folder, self._secrets, self._ended = folder, secrets, ended
         self._lock = None if lock is None else os.dup(lock.fileno())
         self._config = JobConfig.load(folder)
-        self.closing = False
+        self.closing = False  # True: a controller that dies is not started again
         self._process = self._start()
         threading.Thread(target=self._attend, name="controller", daemon=True).start()
 
@@ -247,17 +242,12 @@ class AttachedController:
     ----------
     ended : Event
         Set when the job is over, or has no controller any more.
-
-    Attributes
-    ----------
-    closing : bool
-        Whether this process has killed the controller.
     """
 
     def __init__(self, folder: Path, *, lease_s: float, ended: threading.Event) -> None:
         self._folder, self._ended = folder, ended
         self._successor_s = max(SUCCESSOR_LEASES * lease_s, SUCCESSOR_S)
-        self.closing = False
+        self.closing = False  # whether this process has killed the controller
         self.cause = Cause.UNKNOWN
         threading.Thread(target=self._attend, args=(self.pid,), name="controller", daemon=True).start()
 

@@ -284,49 +284,23 @@ class Reassign(Protocol):
 
 
 class ControllerState:
-    """Members, block owners and progress of a job.
-
-    Attributes
-    ----------
-    terms : JobTerms
-        Constants of the job.
-    members : dict
-        Members by name, oldest first.
-    owner : dict
-        Server of each block; empty before the first load.
-    moves : dict
-        How often each block has changed its owner in this era: of two claims to a block, the higher number is newer.
-    claimed : set of int
-        Blocks that a server has reported to hold since this controller took over.
-    load : list of float, optional
-        Gradient traffic of each block, as measured when blocks were last balanced; None: never measured.
-    era : int
-        Number of the current load of a checkpoint. Reports of another era are ignored.
-    phase : str
-        "starting", "restoring", "loading", "training", "taking_over" or "over".
-    progress : int
-        Latest update that a worker has completed.
-    lost : set of str
-        Hosts that are lost.
-    now_s : float
-        Time of the event that is being handled, on the clock of the caller.
-    numbers : dict
-        Number of the next member of each role.
-    """
+    """Members, block owners and progress of a job."""
 
     def __init__(self, terms: JobTerms) -> None:
         self.terms = terms
-        self.members: dict[str, Member] = {}
-        self.owner: dict[int, str] = {}
+        self.members: dict[str, Member] = {}  # members by name, oldest first
+        self.owner: dict[int, str] = {}  # server of each block; empty before the first load
+        # how often each block has changed its owner in this era: of two claims to a block, the higher number is newer
         self.moves: dict[int, int] = {}
-        self.claimed: set[int] = set()
+        self.claimed: set[int] = set()  # blocks that a server has reported to hold since this controller took over
+        # gradient traffic of each block, as measured when blocks were last balanced; None: never measured
         self.load: list[float] | None = None
-        self.era = 0
-        self.phase: JobPhase = "starting"
-        self.progress = 0
-        self.lost: set[str] = set()
-        self.now_s = 0.0
-        self.numbers = {"server": 0, "worker": 0}
+        self.era = 0  # number of the current load of a checkpoint. Reports of another era are ignored
+        self.phase: JobPhase = "starting"  # "starting", "restoring", "loading", "training", "taking_over" or "over"
+        self.progress = 0  # latest update that a worker has completed
+        self.lost: set[str] = set()  # hosts
+        self.now_s = 0.0  # time of the event that is being handled, on the clock of the caller
+        self.numbers = {"server": 0, "worker": 0}  # number of the next member of each role
 
     # --- members
 

@@ -360,11 +360,6 @@ Ranges = Mapping[str, tuple[int, int]]
 class ShardBalance:
     """Shards per second of each worker.
 
-    Attributes
-    ----------
-    ranges : mapping
-        Shards of each worker, from first to before last.
-
     Examples
     --------
     >>> speeds = ShardBalance()
@@ -382,7 +377,7 @@ class ShardBalance:
     def __init__(self) -> None:
         self._speeds: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self.ranges: Ranges = {}
+        self.ranges: Ranges = {}  # shards of each worker, from first to before last
 
     def measured(self, worker: str, *, n_shards: int, seconds: float) -> None:
         """Note how long some shards of a step took a worker; earlier steps count by a harmonic mean."""

@@ -91,21 +91,13 @@ class LeaseJournal:
 
 
 class EventWriter:
-    """Appends events of the job to a file, and keeps what a status tells of them.
-
-    Attributes
-    ----------
-    loss : float or str, optional
-        Of the latest event "loss", as `encoded`.
-    lost : deque of LostMember
-        Members that were lost last.
-    """
+    """Appends events of the job to a file, and keeps what a status tells of them."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / EVENTS).open("ab", buffering=0)
         self._unwritten = b""
-        self.loss: float | str | None = None
-        self.lost: deque[LostMember] = deque(maxlen=LOST_KNOWN)
+        self.loss: float | str | None = None  # of the latest event "loss", as `encoded`
+        self.lost: deque[LostMember] = deque(maxlen=LOST_KNOWN)  # members that were lost last
 
     def write(self, event: str, columns: Mapping[str, Any], *, when: float | None = None) -> None:
         """Append an event, by default of now; while the disk is full, events are kept and written later."""

@@ -98,19 +98,15 @@ class MemberProcesses:
 
     Attributes
     ----------
-    sites : dict
-        Sites of the job by name.
     remote : dict
         Launchers of other hosts, by the name under which they connect.
-    observers : list of MemberObserver
-        Told of members that join and end.
     """
 
     def __init__(self, runtime: ControllerRuntime, credentials: Credentials) -> None:
         self._runtime, self._credentials = runtime, credentials
         self._loop, self._machine, self._lease_s = runtime.loop, runtime.machine, runtime.lease.base_s
-        self.sites = runtime.spec.places
-        self.observers: list[MemberObserver] = []
+        self.sites = runtime.spec.places  # sites of the job by name
+        self.observers: list[MemberObserver] = []  # told of members that join and end
         self._records: dict[str, ProcessRecord] = {}
         sites = list(self.sites.values())
         home, *others = hosts_of(sites)

@@ -411,17 +411,12 @@ REQUESTS_KNOWN: Final = 64
 
 
 class ClientRequests:
-    """Answers requests.
-
-    Attributes
-    ----------
-    scalings : dict
-        Number of the scaling that each request asked for, by the id that the client gave to the request.
-    """
+    """Answers requests."""
 
     def __init__(self, runtime: ControllerRuntime, processes: MemberProcesses, resources: ResourceUse) -> None:
         self._runtime, self._processes, self._resources = runtime, processes, resources
         self._machine = runtime.machine
+        # number of the scaling that each request asked for, by the id that the client gave to the request
         self.scalings: dict[str, int] = {}
 
     def on_request(self, channel: Channel, message: Message) -> None:

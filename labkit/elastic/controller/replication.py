@@ -34,22 +34,13 @@ class Replication:
     A block whose replica is to move to another server keeps its present replica until the new one is complete. The
     orders to replicate a block are counted; the number of an order is its turn. Reports that name an earlier turn are
     thereby known to be old.
-
-    Attributes
-    ----------
-    replicas : dict
-        Complete replicas: servers that have the block and all later gradients.
-    pending : dict
-        Replicas that have been ordered and are not complete.
-    turns : dict
-        Number of orders so far, by block.
     """
 
     def __init__(self, job: ControllerState, out: CommandBuffer) -> None:
         self._job, self._out = job, out
-        self.replicas: Replicas = {}
-        self.pending: Replicas = {}
-        self.turns: dict[int, int] = {}
+        self.replicas: Replicas = {}  # complete replicas: servers that have the block and all later gradients
+        self.pending: Replicas = {}  # replicas that have been ordered and are not complete
+        self.turns: dict[int, int] = {}  # number of orders so far, by block
         self._superseded: dict[int, set[Replica]] = {}
         """Pending replicas that a later order replaced; they may still become complete first."""
         self._takeovers: dict[tuple[str, str], tuple[int, set[int]]] = {}

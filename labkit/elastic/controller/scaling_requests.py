@@ -81,23 +81,13 @@ class ScalingRequest:
 
 
 class ScalingQueue:
-    """The request under way, and those that wait: one is carried out after the other.
-
-    Attributes
-    ----------
-    current : ScalingRequest, optional
-        The request under way.
-    waiting : list of ScalingRequest
-        Later requests, the next one first.
-    n_asked : int
-        Number of the newest request.
-    """
+    """The request under way, and those that wait: one is carried out after the other."""
 
     def __init__(self, job: ControllerState, out: CommandBuffer) -> None:
         self._job, self._out = job, out
-        self.current: ScalingRequest | None = None
-        self.waiting: list[ScalingRequest] = []
-        self.n_asked = 0
+        self.current: ScalingRequest | None = None  # the request under way
+        self.waiting: list[ScalingRequest] = []  # later requests, the next one first
+        self.n_asked = 0  # number of the newest request
 
     # --- requests come in
 

@@ -95,17 +95,12 @@ class LocalProcesses:
     ----------
     ended : callable
         Takes name and exit code of a member that ended, in any thread: see `Ended`.
-
-    Attributes
-    ----------
-    pids : dict
-        Process numbers by name.
     """
 
     def __init__(self, folder: Path, *, ended: Ended) -> None:
         self._folder, self._ended = folder, ended
         self._oom = OomWatch()
-        self.pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}  # process numbers by name
         self._devices: dict[str, tuple[str, str]] = {}
         self._marks: dict[str, str] = {}
 

@@ -82,17 +82,11 @@ class Dialer:
 
 
 class ControllerLink:
-    """The connection of a member to its controller.
-
-    Attributes
-    ----------
-    channel : Channel or None
-        The connection; None while there is none.
-    """
+    """The connection of a member to its controller."""
 
     def __init__(self, name: str, dialer: Dialer, handler: Handler) -> None:
         self._name, self._dialer, self._handler, self._lease = name, dialer, handler, dialer.lease
-        self.channel: Channel | None = None
+        self.channel: Channel | None = None  # the connection; None while there is none
 
     def join(self) -> bool:
         """Connect to the controller; False if that failed for `PATIENCE_LEASES` leases."""
@@ -159,13 +153,6 @@ class ServerConnections:
         Takes name and channel of each new connection.
     over : Event
         Set when this process ends.
-
-    Attributes
-    ----------
-    channels : dict
-        Open connections by name of the server.
-    addresses : dict
-        Last known address of each server.
     """
 
     def __init__(
@@ -174,8 +161,8 @@ class ServerConnections:
     ) -> None:  # fmt: skip
         self._dialer, self._lease = dialer, dialer.lease
         self.report, self._opened, self._over = report, opened, over
-        self.channels: dict[str, Channel] = {}
-        self.addresses: dict[str, str] = {}
+        self.channels: dict[str, Channel] = {}  # open connections by name of the server
+        self.addresses: dict[str, str] = {}  # last known address of each server
         self._seeking: set[str] = set()
         self._lock = threading.Lock()
 
@@ -313,15 +300,6 @@ class MemberProcess:
         Name of the member: ps-0, worker-3.
     site : str
         Site that holds it; "" for a job without sites.
-
-    Attributes
-    ----------
-    orders : SimpleQueue
-        Tasks for `loop`.
-    over : Event
-        Set when this process ends.
-    abandoned : bool
-        True if it ends because it had no controller for too long.
     """
 
     role = ""
@@ -337,9 +315,9 @@ class MemberProcess:
         self.watchdog = Watchdog(name)
         limit_s = self.spec.start_s + PATIENCE_LEASES * self.lease.base_s
         self.watchdog.limit(limit_s, "it was started, and has not joined its job")
-        self.orders: queue.SimpleQueue[MemberTask] = queue.SimpleQueue()
-        self.over = threading.Event()
-        self.abandoned = False
+        self.orders: queue.SimpleQueue[MemberTask] = queue.SimpleQueue()  # tasks for `loop`
+        self.over = threading.Event()  # set when this process ends
+        self.abandoned = False  # True if it ends because it had no controller for too long
         reach, scheme = self.spec.reach_at(site), self.spec.scheme
         self.endpoints = Endpoints(folder, reach=reach, scheme=scheme, name=name, role=self.role)
         dialer = Dialer(self.endpoints, self.lease, self.hello, self._route)

@@ -342,14 +342,8 @@ class ParameterServer:
 
     Attributes
     ----------
-    blocks : BlockTable
-        A slot for each block.
-    peers : ConnectedPeers
-        Connected workers and servers.
     gradients, replies, handover, replicas
         The handlers of pushes, pulls, hand-overs and replicas.
-    busy : BusyTime
-        Seconds spent on gradients.
     """
 
     def __init__(
@@ -367,9 +361,9 @@ class ParameterServer:
     ) -> None:
         self.name, self.sync = name, sync
         self._copy = copy
-        self.busy = BusyTime()
-        self.blocks = BlockTable(shared_pool=shared_pool if sync else None)
-        self.peers = ConnectedPeers(report=report)
+        self.busy = BusyTime()  # seconds spent on gradients
+        self.blocks = BlockTable(shared_pool=shared_pool if sync else None)  # a slot for each block
+        self.peers = ConnectedPeers(report=report)  # connected workers and servers
         self.replies = ParameterReplies(self.blocks, self.peers, norms=norms)
         self.replicas = BlockReplicas(
             name, self.blocks, self.peers, sync=sync, report=report, settle=self._settle

@@ -224,19 +224,11 @@ class Rate:
 
 
 class ConnectedPeers:
-    """The workers and servers that are connected to one server.
-
-    Attributes
-    ----------
-    workers : dict
-        Number of each worker, by its connection.
-    servers : dict
-        (connection, address) of each server, by name.
-    """
+    """The workers and servers that are connected to one server."""
 
     def __init__(self, *, report: SendReport) -> None:
-        self.workers: dict[Channel, int] = {}
-        self.servers: dict[str, tuple[Channel, str]] = {}
+        self.workers: dict[Channel, int] = {}  # number of each worker, by its connection
+        self.servers: dict[str, tuple[Channel, str]] = {}  # (connection, address) of each server, by name
         self._report, self._lock = report, threading.Lock()
 
     def add_worker(self, channel: Channel, *, number: int) -> None:

@@ -42,11 +42,6 @@ class AsyncWorker:
         Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
     clip_norm : float
         Limit of the norm of each gradient; 0: none.
-
-    Attributes
-    ----------
-    busy : tuple or None
-        ((epoch, position), time.monotonic at its start) of the minibatch that is being computed.
     """
 
     def __init__(
@@ -67,6 +62,7 @@ class AsyncWorker:
     ) -> None:
         self._clip_norm = clip_norm
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number
+        # ((epoch, position), time.monotonic at its start) of the minibatch that is being computed
         self.busy: tuple[tuple[int, int], float] | None = None
         self._finite, self._keep, self._metrics_of = finite, keep, metrics_of
         self._loss_of, self._report, self._blocks = loss_of, report, range(len(extents))
@@ -421,20 +417,14 @@ class LeaseQueue:
     ----------
     lease_s : float
         Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
-
-    Attributes
-    ----------
-    asked : bool
-        Whether a lease has been requested that has not come.
-    reports : dict
-        Reports of each of the latest leases, by token: a new controller may not have received them.
     """
 
     def __init__(self, *, lease_s: float) -> None:
         self._alone_s = ALONE_LEASES * lease_s
         self._until_s = math.inf  # when it stops without a controller
         self._rests: deque[LeaseRest] = deque()
-        self.asked = False
+        self.asked = False  # whether a lease has been requested that has not come
+        # reports of each of the latest leases, by token: a new controller may not have received them
         self.reports: dict[int, list[UpdateDone]] = {}
 
     def clear(self) -> None:

@@ -144,13 +144,6 @@ class SampleLoss:
     ----------
     precision : str
         "bf16": the forward pass and the loss run under `torch.autocast`.
-
-    Attributes
-    ----------
-    metrics : dict of float
-        Metrics that the loss function returned beside the loss, of the samples that were computed last.
-    weight : float or None
-        Weight of these samples if the loss function returned (sum of losses, weight); None: it returned their mean.
     """
 
     def __init__(
@@ -159,7 +152,9 @@ class SampleLoss:
         self._program, self._device, self._seed, self._precision = program, device, seed, precision
         self._constant = ForwardGuard(program.model, moving=moving)
         self._takes = clock_of(program.loss)
+        # metrics that the loss function returned beside the loss, of the samples that were computed last
         self.metrics: dict[str, float] = {}
+        # weight of these samples if the loss function returned (sum of losses, weight); None: it returned their mean
         self.weight: float | None = None
 
     def seed_at(self, place: tuple[int, int]) -> None:

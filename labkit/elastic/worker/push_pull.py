@@ -175,21 +175,13 @@ class StepReplicas:
     """Replicas that receive this step's gradients, and those that have not acknowledged it.
 
     Guarded by the worker's condition.
-
-    Attributes
-    ----------
-    known : ReplicaMap
-        All replicas.
-    behind : dict
-        Blocks of each server whose replicas have not made the version that is waited for.
-    again : set
-        Servers to be asked once more.
     """
 
     def __init__(self) -> None:
-        self.known = ReplicaMap()
+        self.known = ReplicaMap()  # all replicas
+        # blocks of each server whose replicas have not made the version that is waited for
         self.behind: dict[str, set[int]] = {}
-        self.again: set[str] = set()
+        self.again: set[str] = set()  # servers to be asked once more
         self._of: dict[int, set[One]] = {}
 
     def begin(self, version: int, owner: Mapping[int, str]) -> dict[str, list[int]]:

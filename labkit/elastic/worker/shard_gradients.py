@@ -40,19 +40,6 @@ class ShardGradients:
         V, logical shards of a batch.
     check : callable
         Raises Halted if the step must be dropped.
-
-    Attributes
-    ----------
-    sums : dict of array
-        (N,) float32 by node: sums that have been computed in this step.
-    losses : dict of float
-        Loss of each logical shard computed in this step.
-    weights : dict of float
-        Weight of each of them, if the loss function returns (sum of losses, weight); else empty.
-    metrics : dict of dict
-        Metrics beside it, by name, as `encoded`.
-    busy : tuple or None
-        ((step, logical shard), time.monotonic at its start) of the gradient that is being computed.
     """
 
     def __init__(
@@ -71,10 +58,12 @@ class ShardGradients:
         self._flat, self._loss_of, self._n_shards = flat, loss_of, n_shards
         self._check, self._report, self._finite, self._keep = check, report, finite, keep
         self._metrics_of, self._weight_of = metrics_of, weight_of
-        self.sums: dict[Node, Vector] = {}
-        self.losses: dict[int, float] = {}
+        self.sums: dict[Node, Vector] = {}  # (N,) float32 by node: sums that have been computed in this step
+        self.losses: dict[int, float] = {}  # loss of each logical shard computed in this step
+        # weight of each of them, if the loss function returns (sum of losses, weight); else empty
         self.weights: dict[int, float] = {}
-        self.metrics: dict[int, dict[str, float | str]] = {}
+        self.metrics: dict[int, dict[str, float | str]] = {}  # metrics beside it, by name, as `encoded`
+        # ((step, logical shard), time.monotonic at its start) of the gradient that is being computed
         self.busy: tuple[tuple[int, int], float] | None = None
         self._reported: deque[reports.ShardLosses] = deque(maxlen=LOSSES_KEPT)
 

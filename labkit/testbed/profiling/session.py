@@ -122,10 +122,6 @@ class ProfilingSession:
     ----------
     jobs : Jobs
         A job for each kind, in order.
-    machines : dict
-        Machine -> hosts: hosts with the same kernel are one machine.
-    readings : list of YardstickSample
-        Of the yardsticks of all hosts so far.
 
     Raises
     ------
@@ -140,8 +136,8 @@ class ProfilingSession:
             sync=[kind.sync for kind in kinds], n_ps=1, name="profile",
         )  # fmt: skip
         self.run = f"profile-{os.getpid()}-{secrets.token_hex(3)}"
-        self.machines: dict[str, list[str]] = {}
-        self.readings: list[YardstickSample] = []
+        self.machines: dict[str, list[str]] = {}  # machine -> hosts: hosts with the same kernel are one machine
+        self.readings: list[YardstickSample] = []  # of the yardsticks of all hosts so far
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="labkit-profile-")))
             self._testbed = TestbedSession(
@@ -187,28 +183,18 @@ class Step:
 
 
 class MeasuredJob:
-    """A job of a kind in a profiling session.
-
-    Attributes
-    ----------
-    task : str
-        Name of its task on the hosts.
-    steps : list of Step
-        Its updates, from its start on.
-    members : dict
-        Name of each process -> (role, host, pid).
-    """
+    """A job of a kind in a profiling session."""
 
     def __init__(self, stage: ProfilingSession, number: int) -> None:
         self.stage, self.number = stage, number
-        self.steps: list[Step] = []
-        self.members: dict[str, tuple[str, str, int]] = {}
+        self.steps: list[Step] = []  # its updates, from its start on
+        self.members: dict[str, tuple[str, str, int]] = {}  # name of each process -> (role, host, pid)
         self._changed = threading.Condition()
         self._n_scaled = 0
         self._began = False
         self._failure, self._dropped, self._over = "", "", False
         self._deployment = stage.deployment(number, on_update=self._take_update, on_event=self._take_event)
-        self.task = self._deployment.task
+        self.task = self._deployment.task  # name of its task on the hosts
 
     # --- reports, in threads of its deployment
 

@@ -188,8 +188,6 @@ class SshBackend:
     ----------
     live : bool
         True: `advance` may return without news.
-    notes : list of str
-        Problems on the way, in sentences.
     dropped : dict
         Id of each job that was given up -> why.
 
@@ -220,7 +218,7 @@ class SshBackend:
         self.jobs, self.inventory, self.cluster = jobs, inventory, inventory.cluster()
         self.training = training or TrainingTable()
         self.run, self.folder = run, folder
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # problems on the way, in sentences
         self._inbox = Inbox()
         self._ledger = Ledger(jobs, self.cluster)
         self._first_row, self._mate = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)

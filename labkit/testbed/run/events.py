@@ -192,29 +192,6 @@ class RunEvents:
         State of jobs and hosts according to the events so far; only read here.
     remember : callable
         Writes where jobs are into the run's state.
-
-    Attributes
-    ----------
-    deployments : sequence of RemoteJob
-        One for each job.
-    places : dict
-        Job -> where its tasks are, according to the last event.
-    amounts : dict
-        Job -> cores and memory that its tasks were given, if any.
-    resizing : set of int
-        Jobs whose tasks were given other amounts, and that have not confirmed them.
-    training : set of int
-        Jobs that have begun to train where they are.
-    steps : array
-        Updates of each job, (N,).
-    done_early : dict
-        Job -> updates, for jobs that were done before their stop was carried out.
-    aside : dict
-        Host that is set aside -> second of the run until which it is.
-    out : set of str
-        Hosts that accept no jobs: they have left, or are set aside.
-    dropped : dict
-        Id of each job that was given up -> why.
     """
 
     def __init__(
@@ -233,17 +210,18 @@ class RunEvents:
         self.jobs, self.cluster, self.hosts = jobs, cluster, hosts
         self._ledger, self._backups, self._failures = ledger, backups, Failures(retries)
         self._now_s, self._note, self._remember = now_s, note, remember
-        self.deployments: Sequence[RemoteJob] = ()
-        self.places: dict[int, JobPlacement] = {}
-        self.amounts: dict[int, list[TaskResources]] = {}
-        self.resizing: set[int] = set()
+        self.deployments: Sequence[RemoteJob] = ()  # one for each job
+        self.places: dict[int, JobPlacement] = {}  # job -> where its tasks are, according to the last event
+        self.amounts: dict[int, list[TaskResources]] = {}  # job -> cores and memory that its tasks were given, if any
+        self.resizing: set[int] = set()  # jobs whose tasks were given other amounts, and that have not confirmed them
         self._unable: set[tuple[int, str]] = set()
-        self.training: set[int] = set()
-        self.steps = np.zeros(len(jobs))
+        self.training: set[int] = set()  # jobs that have begun to train where they are
+        self.steps = np.zeros(len(jobs))  # updates of each job, (N,)
+        # job -> updates, for jobs that were done before their stop was carried out
         self.done_early: dict[int, float] = {}
-        self.aside: dict[str, float] = {}
-        self.out: set[str] = set()
-        self.dropped: dict[str, str] = {}
+        self.aside: dict[str, float] = {}  # host that is set aside -> second of the run until which it is
+        self.out: set[str] = set()  # hosts that accept no jobs: they have left, or are set aside
+        self.dropped: dict[str, str] = {}  # id of each job that was given up -> why
         self._lost_generation: dict[int, int] = {}
         """Job -> generation of its last start that was lost with a host."""
 

@@ -47,16 +47,11 @@ class GpuClaims:
         GPUs that a placement needs on a host; none if workers compute on processors.
     wanted : callable
         Whether to go on waiting for GPUs that other tasks hold.
-
-    Attributes
-    ----------
-    beside : str or None
-        The job whose GPUs it shares.
     """
 
     def __init__(self, task: str, *, hosts: AgentPool, asks: AsksOf, wanted: Callable[[], bool] = lambda: True) -> None:
         self._task, self._hosts, self._asks, self._wanted = task, hosts, asks, wanted
-        self.beside: str | None = None
+        self.beside: str | None = None  # the job whose GPUs it shares
         self._held: dict[str, Asks] = {}
         self._closed = threading.Event()
 
@@ -178,17 +173,6 @@ class JobLauncher:
         Brings what the job needs on its home host, beside labkit.
     tell : callable
         Called with what it starts from, where the newest copy of its checkpoints is damaged.
-
-    Attributes
-    ----------
-    launchers : set of str
-        Hosts that have a launcher of the job.
-    stale : set of str
-        Hosts on which processes of an earlier start may still run.
-    host : str
-        The host that a process is started on, or was started on last.
-    n_cold : int
-        Processes that were started on a host without a warm fork server.
     """
 
     def __init__(
@@ -203,10 +187,10 @@ class JobLauncher:
     ) -> None:
         self._task, self._hosts, self._backups, self._claims = task, hosts, backups, claims
         self._bring, self._tell = bring, tell
-        self.launchers: set[str] = set()
-        self.stale: set[str] = set()
-        self.host = ""
-        self.n_cold = 0
+        self.launchers: set[str] = set()  # hosts that have a launcher of the job
+        self.stale: set[str] = set()  # hosts on which processes of an earlier start may still run
+        self.host = ""  # the host that a process is started on, or was started on last
+        self.n_cold = 0  # processes that were started on a host without a warm fork server
 
     def prepare(self, host: str) -> None:
         """End what an earlier start left on a host that the next process is started on."""

@@ -164,13 +164,6 @@ class Entries:
     below : str
         A path that all entries must be in; it and the folders above it need not be sent.
 
-    Attributes
-    ----------
-    sizes : dict
-        Bytes of the files so far, by path.
-    left_out : list of str
-        Paths that the host could not send; known at the end.
-
     Raises
     ------
     HostMessageError
@@ -182,8 +175,8 @@ class Entries:
         self._folders = {self._below[:depth] for depth in range(len(self._below) + 1)}
         self._seen: set[tuple[str, ...]] = set()
         self._n_bytes = 0
-        self.sizes: dict[str, int] = {}
-        self.left_out: list[str] = []
+        self.sizes: dict[str, int] = {}  # bytes of the files so far, by path
+        self.left_out: list[str] = []  # paths that the host could not send; known at the end
 
     def __iter__(self) -> Iterator[HostEntry]:
         while (header := self._frames.answer(EntryHeader)).kind != "end":
