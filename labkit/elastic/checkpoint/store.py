@@ -87,25 +87,17 @@ class Checkpoints:
     """The checkpoints of one training in a folder.
 
     Only one process writes at a time. Any may read.
-
-    Parameters
-    ----------
-    folder : Path
-        Created if it does not exist.
-    keep : int
-        Number of good checkpoints that are kept, at least 2; older ones are removed.
-    training : mapping, optional
-        Settings of the training that are written into each: see `Manifest`.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path,  # created if it does not exist
         *,
         layout: Layout,
         optimizer: Optimizer,
-        keep: int = 2,
+        keep: int = 2,  # number of good checkpoints that are kept, at least 2; older ones are removed
         disk: Disk | None = None,
+        # settings of the training that are written into each: see `Manifest`
         training: Mapping[str, Any] | None = None,
     ) -> None:
         if keep < 2:

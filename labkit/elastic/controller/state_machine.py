@@ -125,8 +125,9 @@ class Controller:
         self,
         state: SavedMachine,
         *,
-        names: Iterable[str] = (),
-        records: Iterable[Record] = (),
+        names: Iterable[str] = (),  # names that processes have had, which no new member may get
+        records: Iterable[Record] = (),  # journal of the shard service
+        # versions whose losses are among the events: workers report those of the latest updates once more
         heard: Collection[int] = (),
         now_s: float = 0.0,
     ) -> list[Command]:
@@ -135,15 +136,6 @@ class Controller:
         A scaling that was under way is given up: blocks that have moved stay where they are, new members stay. A
         request for a placement begins anew, since it means the same as before. The state may be old, if the last one
         could not be written: then training goes back to a checkpoint.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Names that processes have had, which no new member may get.
-        records : iterable of Record
-            Journal of the shard service.
-        heard : collection of int
-            Versions whose losses are among the events: workers report those of the latest updates once more.
         """
         self._takeover.restore(state, names=names, records=records, heard=heard, now_s=now_s)
         return self._out.take()
@@ -216,8 +208,9 @@ class Controller:
         servers: int = 0,
         workers: int = 0,
         replace: Sequence[str] = (),
+        # workers and servers of each site, instead; sites that it does not name are to have none
         place: Mapping[str, Sequence[int]] | None = None,
-        strategy: str,
+        strategy: str,  # one of `STRATEGIES`
     ) -> list[Command]:
         """Queue a request to add, remove or replace members, or for a placement.
 
@@ -228,10 +221,6 @@ class Controller:
         ----------
         servers, workers : int
             How many more; below 0: fewer.
-        place : mapping, optional
-            Workers and servers of each site, instead; sites that it does not name are to have none.
-        strategy : str
-            One of `STRATEGIES`.
         """
         self.requests.scale(ScalingRequest(servers, workers, tuple(replace), checked_strategy(strategy)), place)
         return self._proceed()

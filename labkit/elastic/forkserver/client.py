@@ -129,29 +129,15 @@ class ForkedProcess:
 
 
 def started(
-    argv: Sequence[str],
+    argv: Sequence[str],  # interpreter, "-m", one of `labkit.elastic.forkserver.protocol.MODULES`, and its arguments
     *,
     env: Mapping[str, str],
-    log: IO[bytes],
-    cores: Sequence[int] = (),
-    wait: bool = True,
-    stdin: int | None = None,
+    log: IO[bytes],  # file for its stdout and stderr
+    cores: Sequence[int] = (),  # cores that it may use; empty: those of this process
+    wait: bool = True,  # whether to wait for a server that is still importing
+    stdin: int | None = None,  # file descriptor of its stdin; /dev/null by default
 ) -> ForkedProcess | None:
-    """Start a process of a job in a session of its own; None if the caller must start a new interpreter.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        Interpreter, "-m", one of `labkit.elastic.forkserver.protocol.MODULES`, and its arguments.
-    log : file
-        File for its stdout and stderr.
-    cores : sequence of int
-        Cores that it may use; empty: those of this process.
-    wait : bool
-        Whether to wait for a server that is still importing.
-    stdin : int, optional
-        File descriptor of its stdin; /dev/null by default.
-    """
+    """Start a process of a job in a session of its own; None if the caller must start a new interpreter."""
     if argv[2] not in MODULES:
         return None
     ignored = [int(n) for n in signal.valid_signals() - {*OF_PYTHON} if signal.getsignal(n) == signal.SIG_IGN]

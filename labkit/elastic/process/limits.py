@@ -130,16 +130,11 @@ class ControlGroup(Affinity):
 
     The kernel leaves the pages that a process had before its first limit in its former group. So the limit that is
     written is the amount less those pages.
-
-    Parameters
-    ----------
-    resident : callable
-        Takes a process number, and returns its resident bytes.
     """
 
     def __init__(
         self, trees: Trees, *, allowed: Iterable[int] | None = None,
-        resident: Callable[[int], int] = resident_bytes,
+        resident: Callable[[int], int] = resident_bytes,  # takes a process number, and returns its resident bytes
     ) -> None:  # fmt: skip
         super().__init__(allowed)
         self.trees, self.how, self._resident = trees, f"v{trees.version}", resident

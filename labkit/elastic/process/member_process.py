@@ -151,13 +151,11 @@ class ServerConnections:
         Sends an event to the controller: its name, and columns by keyword.
     opened : callable
         Takes name and channel of each new connection.
-    over : Event
-        Set when this process ends.
     """
 
     def __init__(
         self, dialer: Dialer, *, report: reports.SendReport, opened: Callable[[str, Channel], None],
-        over: threading.Event,
+        over: threading.Event,  # set when this process ends
     ) -> None:  # fmt: skip
         self._dialer, self._lease = dialer, dialer.lease
         self.report, self._opened, self._over = report, opened, over

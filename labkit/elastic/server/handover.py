@@ -40,8 +40,6 @@ class BlockHandover:
 
     Parameters
     ----------
-    sync : bool
-        Whether training is synchronous: blocks then leave at a version that workers know beforehand.
     settle, advanced : callable
         Do what follows when a block is installed, and when it has a new version: see `GradientUpdates`.
     """
@@ -53,7 +51,7 @@ class BlockHandover:
         peers: ConnectedPeers,
         replicas: BlockReplicas,
         *,
-        sync: bool,
+        sync: bool,  # whether training is synchronous: blocks then leave at a version that workers know beforehand
         report: SendReport,
         settle: Callable[[BlockSlot], None],
         advanced: Callable[[BlockSlot, Block], None],

@@ -39,15 +39,7 @@ BLOCKS_OF_A_REPORT = 100
 
 
 class BlockReplicas:
-    """The replicas of one server's blocks, and the replicas that it has of the blocks of others.
-
-    Parameters
-    ----------
-    sync : bool
-        Whether training is synchronous; only then there are replicas.
-    settle : callable
-        Does what follows when a block is installed: see `GradientUpdates`.
-    """
+    """The replicas of one server's blocks, and the replicas that it has of the blocks of others."""
 
     def __init__(
         self,
@@ -55,9 +47,9 @@ class BlockReplicas:
         blocks: BlockTable,
         peers: ConnectedPeers,
         *,
-        sync: bool,
+        sync: bool,  # whether training is synchronous; only then there are replicas
         report: reports.SendReport,
-        settle: Callable[[BlockSlot], None],
+        settle: Callable[[BlockSlot], None],  # does what follows when a block is installed: see `GradientUpdates`
     ) -> None:
         self.name, self._sync = name, sync
         self._blocks, self._peers = blocks, peers

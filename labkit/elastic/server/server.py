@@ -46,8 +46,6 @@ class GradientUpdates:
     ----------
     replies, replicas, handover
         What a new version sets going: answers to pulls, replicas, hand-overs.
-    n_shards : int
-        V, logical gradients of a batch.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class GradientUpdates:
         replicas: BlockReplicas,
         handover: BlockHandover,
         optimizer: Updates,
-        n_shards: int,
+        n_shards: int,  # V, logical gradients of a batch
         sync: bool,
         report: SendReport,
         copy: CopyBlock,
@@ -325,21 +323,6 @@ def update_s(busy_s: float, *, n_bytes: int, model_bytes: int) -> float | None:
 class ParameterServer:
     """One server. The methods of its parts run in the threads of connections, each under the lock of one block.
 
-    Parameters
-    ----------
-    n_shards : int
-        V, logical gradients of a batch.
-    sync : bool
-        Whether a version is the sum of V gradients; else each pushed gradient makes a version.
-    copy : callable
-        Sends the controller a copy of a block: see `CopyBlock`.
-    shared_pool : SharedArrayPool, optional
-        Shared memory for parameters, so that workers on this host read them in place; only in synchronous mode.
-    rule_of : callable, optional
-        From the number of a block to its updates; None: `optimizer` makes those of all blocks.
-    norms : NormClipping, optional
-        Limits the norm of the whole gradient; None: nothing does.
-
     Attributes
     ----------
     gradients, replies, handover, replicas
@@ -351,13 +334,15 @@ class ParameterServer:
         name: str,
         *,
         optimizer: Updates,
-        n_shards: int,
-        sync: bool,
+        n_shards: int,  # V, logical gradients of a batch
+        sync: bool,  # whether a version is the sum of V gradients; else each pushed gradient makes a version
         report: SendReport,
-        copy: CopyBlock,
+        copy: CopyBlock,  # sends the controller a copy of a block: see `CopyBlock`
+        # shared memory for parameters, so that workers on this host read them in place; only in synchronous mode
         shared_pool: SharedArrayPool | None = None,
+        # from the number of a block to its updates; None: `optimizer` makes those of all blocks
         rule_of: Callable[[int], Updates] | None = None,
-        norms: NormClipping | None = None,
+        norms: NormClipping | None = None,  # limits the norm of the whole gradient; None: nothing does
     ) -> None:
         self.name, self.sync = name, sync
         self._copy = copy
@@ -433,30 +418,20 @@ PUSHES: Final = (FrameKind.PUSH, FrameKind.PUSH_REPLICA)
 
 
 class Arrivals(Handler):
-    """The server's end of a connection with one peer.
-
-    Parameters
-    ----------
-    role : str
-        Of the peer: worker or server.
-    ended : callable, optional
-        Called when the connection has ended, with the reason.
-    exhausted : callable, optional
-        Called when there is no memory for a frame: the server cannot go on.
-    failed : callable, optional
-        Called with the error of a user's function of updates: no server can go on.
-    keep : callable, optional
-        Waits, after a frame, as long as the server's share of processor cores requires.
-    """
+    """The server's end of a connection with one peer."""
 
     def __init__(
         self,
         server: ParameterServer,
         *,
-        role: str,
+        role: str,  # of the peer: worker or server
+        # called when the connection has ended, with the reason
         ended: Callable[[Channel, TransportError | None], None] | None = None,
+        # called when there is no memory for a frame: the server cannot go on
         exhausted: Callable[[BaseException], None] | None = None,
+        # called with the error of a user's function of updates: no server can go on
         failed: Callable[[Exception], None] | None = None,
+        # waits, after a frame, as long as the server's share of processor cores requires
         keep: Callable[[], object] | None = None,
     ) -> None:
         self._server, self._role, self._ended, self._exhausted, self._keep = server, role, ended, exhausted, keep

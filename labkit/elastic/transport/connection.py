@@ -170,30 +170,22 @@ class Connection:
 
     Parameters
     ----------
-    stream : Stream
-        Carries the frames; the connection closes it.
     lease, limits, counts : Lease, PeerLimits, Counts
         The terms of this end, and its counters.
-    n_greeted : int
-        Frames that each end has sent during the greeting.
-    shares : bool
-        Whether regions may be shared; the stream must pass files.
-    on_over : callable, optional
-        Called when both threads have ended.
     """
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Stream,  # carries the frames; the connection closes it
         *,
         peer: Peer,
         handler: Handler,
         lease: Lease,
         limits: PeerLimits,
         counts: Counts | None = None,
-        n_greeted: int = GREETING_FRAMES,
-        shares: bool = False,
-        on_over: Callable[[Connection], None] | None = None,
+        n_greeted: int = GREETING_FRAMES,  # frames that each end has sent during the greeting
+        shares: bool = False,  # whether regions may be shared; the stream must pass files
+        on_over: Callable[[Connection], None] | None = None,  # called when both threads have ended
     ) -> None:
         self.peer, self.counts = peer, counts or Counts()
         self._stream, self._handler, self._lease, self._limits = stream, handler, lease, limits

@@ -144,7 +144,8 @@ def connect(
     *,
     handler: Handler,
     access: Access,
-    hello: Mapping[str, Any] | None = None,
+    hello: Mapping[str, Any] | None = None,  # what this process states about itself, as small JSON
+    # for tls: name that the peer's certificate must contain; by default the job's, which all of them have
     expected: str | None = None,
     lease: Lease = DEFAULT_LEASE,
     limits: PeerLimits = DEFAULT_LIMITS,
@@ -152,13 +153,6 @@ def connect(
     """Connect to a listening process.
 
     Raise UnreachableError if no process answers within the lease; AccessError if one end refuses the other.
-
-    Parameters
-    ----------
-    hello : mapping, optional
-        What this process states about itself, as small JSON.
-    expected : str, optional
-        For tls: name that the peer's certificate must contain; by default the job's, which all of them have.
     """
     access.check(address)
     context = name = None
@@ -262,17 +256,6 @@ BACKLOG = 128
 class Listener:
     """Listens at an address; each process that is accepted gets a connection and a handler.
 
-    Parameters
-    ----------
-    address : Address
-        The address; port 0 takes any free port, which `listener.address` has.
-    welcome : callable
-        Returns the handler for a peer; a TransportError that it raises refuses the peer.
-    sock : socket, optional
-        A socket that `bound` has returned for the address; processes that have connected since then are accepted.
-    refused : callable, optional
-        Called with (reason, message) for each refused process, in a thread of the listener.
-
     Raises
     ------
     AddressError
@@ -281,14 +264,17 @@ class Listener:
 
     def __init__(
         self,
-        address: Address,
+        address: Address,  # the address; port 0 takes any free port, which `listener.address` has
         *,
+        # returns the handler for a peer; a TransportError that it raises refuses the peer
         welcome: Callable[[Peer], Handler],
         access: Access,
         hello: Mapping[str, Any] | None = None,
         lease: Lease = DEFAULT_LEASE,
         limits: PeerLimits = DEFAULT_LIMITS,
+        # A socket that `bound` has returned for the address; processes that have connected since then are accepted
         sock: socket.socket | None = None,
+        # called with (reason, message) for each refused process, in a thread of the listener
         refused: Callable[[str, str], None] | None = None,
     ) -> None:
         access.check(address)

@@ -314,12 +314,6 @@ class Outbox:
     ----------
     counts, limits : Counts, PeerLimits
         Counters, and how many frames may wait.
-    heartbeat_s : float
-        Seconds without a frame after which a heartbeat is sent.
-    first : int
-        Number of the last frame that was sent during the greeting.
-    on_failure : callable
-        Called with the error that ended the sending.
     """
 
     def __init__(
@@ -328,9 +322,9 @@ class Outbox:
         *,
         counts: Counts,
         limits: PeerLimits,
-        heartbeat_s: float,
-        first: int,
-        on_failure: Callable[[TransportError], None],
+        heartbeat_s: float,  # seconds without a frame after which a heartbeat is sent
+        first: int,  # number of the last frame that was sent during the greeting
+        on_failure: Callable[[TransportError], None],  # called with the error that ended the sending
     ) -> None:
         self._stream, self._counts, self._limits = stream, counts, limits
         self._heartbeat_s, self._on_failure = heartbeat_s, on_failure

@@ -29,19 +29,6 @@ class AsyncWorker:
     An update of the worker has a number. The worker pushes its gradient block by block. A server applies it once, even
     if it arrives twice, and answers with the parameters after it. When all blocks have answered, the worker reports the
     samples as done.
-
-    Parameters
-    ----------
-    loss_of : callable
-        (epoch, start, end): returns the mean loss of positions `start` to before `end` of the epoch's order, a tensor.
-    batch : int
-        Samples of an update.
-    number : int
-        Of this worker; no other worker ever has it.
-    lease_s : float
-        Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
-    clip_norm : float
-        Limit of the norm of each gradient; 0: none.
     """
 
     def __init__(
@@ -49,16 +36,18 @@ class AsyncWorker:
         flat: FlatModel,
         *,
         extents: Sequence[Extent],
+        # (epoch, start, end): returns the mean loss of positions `start` to before `end` of the epoch's order, a tensor
         loss_of: Callable[[int, int, int], Any],
-        batch: int,
-        number: int,
+        batch: int,  # samples of an update
+        number: int,  # of this worker; no other worker ever has it
+        # seconds after which the controller may give a lease to another worker if it receives nothing from this one
         lease_s: float,
         channel_of: Callable[[str], Channel],
         report: reports.SendReport,
         finite: bool = True,
         keep: Callable[[], bool] = unlimited,
         metrics_of: Callable[[], Mapping[str, float]] = dict,
-        clip_norm: float = 0.0,
+        clip_norm: float = 0.0,  # limit of the norm of each gradient; 0: none
     ) -> None:
         self._clip_norm = clip_norm
         self.flat, self.extents, self.batch, self.number = flat, extents, batch, number

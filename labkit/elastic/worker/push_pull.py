@@ -262,19 +262,14 @@ class Receiver(Protocol):
 
 
 class FromServers(Handler):
-    """The worker's end of a connection with one server.
-
-    Parameters
-    ----------
-    exhausted : callable, optional
-        Called when there is no memory for a frame: the worker cannot go on.
-    """
+    """The worker's end of a connection with one server."""
 
     def __init__(
         self,
         worker: Receiver,
         *,
         ended: Callable[[Channel, TransportError | None], None] | None = None,
+        # called when there is no memory for a frame: the worker cannot go on
         exhausted: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._worker, self._ended, self._exhausted = worker, ended, exhausted
@@ -345,25 +340,16 @@ class PushPull:
     def push_sum(
         self,
         node: Node,
+        # (N,) float32, over all blocks; it must not change before all of them have acknowledged the step
         gradient: Vector,
         blocks: Sequence[int],
         *,
-        step: int,
+        step: int,  # era and version that the gradient was computed with
         owners: BlockOwners,
         replicas: StepReplicas,
-        weight: float | None = None,
+        weight: float | None = None,  # sum of the weights of these logical shards; None: each loss is a mean
     ) -> None:
-        """Push the gradient sum of some logical shards to the owners of blocks and to their replicas.
-
-        Parameters
-        ----------
-        gradient : array
-            (N,) float32, over all blocks; it must not change before all of them have acknowledged the step.
-        step : int
-            Era and version that the gradient was computed with.
-        weight : float, optional
-            Sum of the weights of these logical shards; None: each loss is a mean.
-        """
+        """Push the gradient sum of some logical shards to the owners of blocks and to their replicas."""
         fault.at("worker.push")
         offset = node.pack()
         for i, block in enumerate(blocks):

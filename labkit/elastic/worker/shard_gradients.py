@@ -32,23 +32,15 @@ LOSSES_KEPT = 512
 
 
 class ShardGradients:
-    """The gradient sums of one step.
-
-    Parameters
-    ----------
-    n_shards : int
-        V, logical shards of a batch.
-    check : callable
-        Raises Halted if the step must be dropped.
-    """
+    """The gradient sums of one step."""
 
     def __init__(
         self,
         flat: FlatModel,
         *,
         loss_of: Callable[[int, int], Any],
-        n_shards: int,
-        check: Callable[[], None],
+        n_shards: int,  # V, logical shards of a batch
+        check: Callable[[], None],  # raises Halted if the step must be dropped
         report: reports.SendReport,
         finite: bool,
         keep: Callable[[], bool],

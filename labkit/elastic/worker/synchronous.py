@@ -42,28 +42,6 @@ from labkit.elastic.worker.shard_gradients import FlatModel, ShardGradients
 class Worker:
     """The training loop of one worker in synchronous mode.
 
-    Parameters
-    ----------
-    extents : sequence
-        (first, n) of each block in the flat vector.
-    loss_of : callable
-        (step, leaf): returns the loss of a logical shard, a tensor.
-    n_shards : int
-        V, logical shards of a batch.
-    channel_of : callable
-        Returns the connection to a server by name; raises TransportError if there is none.
-    finite : bool
-        Whether a loss that is NaN or infinite ends training, before its gradient is pushed.
-    keep : callable
-        Waits, after a piece of work, as long as a limit of cores requires, but only briefly at a time; returns whether
-        it must be called again.
-    metrics_of : callable
-        Returns the metrics by name that the loss function returned beside the last loss.
-    weight_of : callable
-        Returns the weight of the last loss, a sum; None: it is a mean.
-    n_normed : int
-        Blocks of parameters, the first ones, where the norm of the whole gradient is limited.
-
     Attributes
     ----------
     version : int
@@ -76,17 +54,22 @@ class Worker:
         self,
         flat: FlatModel,
         *,
-        extents: Sequence[Extent],
-        loss_of: Callable[[int, int], Any],
-        n_shards: int,
+        extents: Sequence[Extent],  # (first, n) of each block in the flat vector
+        loss_of: Callable[[int, int], Any],  # (step, leaf): returns the loss of a logical shard, a tensor
+        n_shards: int,  # V, logical shards of a batch
         n_steps: int,
+        # returns the connection to a server by name; raises TransportError if there is none
         channel_of: Callable[[str], Channel],
         report: reports.SendReport,
-        finite: bool = True,
+        finite: bool = True,  # whether a loss that is NaN or infinite ends training, before its gradient is pushed
+        # waits, after a piece of work, as long as a limit of cores requires, but only briefly at a time; returns
+        # whether it must be called again
         keep: Callable[[], bool] = unlimited,
+        # returns the metrics by name that the loss function returned beside the last loss
         metrics_of: Callable[[], Mapping[str, float]] = dict,
+        # returns the weight of the last loss, a sum; None: it is a mean
         weight_of: Callable[[], float | None] = unweighted,
-        n_normed: int = 0,
+        n_normed: int = 0,  # blocks of parameters, the first ones, where the norm of the whole gradient is limited
     ) -> None:
         self.flat, self.extents, self.n_steps = flat, extents, n_steps
         self.version, self.training = 0, False

@@ -73,27 +73,15 @@ class ClientRequest:
 
 
 class ClientConnection:
-    """A connected client.
-
-    Parameters
-    ----------
-    sock : socket
-        Connected, of the same user.
-    loop : Loop
-        Calls when there is something to read or room to write.
-    serve : callable
-        Takes a request and its arguments.
-    closed : callable
-        Called once when the connection has ended.
-    """
+    """A connected client."""
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket,  # connected, of the same user
         *,
-        loop: Loop,
-        serve: Callable[[ClientRequest, dict[str, Any]], None],
-        closed: Callable[[ClientConnection], None],
+        loop: Loop,  # calls when there is something to read or room to write
+        serve: Callable[[ClientRequest, dict[str, Any]], None],  # takes a request and its arguments
+        closed: Callable[[ClientConnection], None],  # called once when the connection has ended
     ) -> None:
         self._sock, self._loop, self._serve, self._closed = sock, loop, serve, closed
         self._in, self._out = Lines(), bytearray()
@@ -428,23 +416,15 @@ class MeasurementStream(ItemStream):
 
 
 class MessageForward:
-    """One message on its way to a task.
-
-    Parameters
-    ----------
-    message
-        Sent to the task as a line of JSON.
-    timeout_s : float
-        Seconds for everything, also until the task listens.
-    """
+    """One message on its way to a task."""
 
     def __init__(
         self,
         request: ClientRequest,
         *,
         folder: Path,
-        message: Any,
-        timeout_s: float,
+        message: Any,  # sent to the task as a line of JSON
+        timeout_s: float,  # seconds for everything, also until the task listens
         running: Callable[[], bool],
         loop: Loop,
     ) -> None:

@@ -231,13 +231,7 @@ def _ranges(numbers: set[int]) -> str:
 
 
 class Service:
-    """Answers requests.
-
-    Parameters
-    ----------
-    leave : callable
-        Ends the agent; with a program, executes it instead.
-    """
+    """Answers requests."""
 
     def __init__(
         self,
@@ -247,7 +241,7 @@ class Service:
         loop: Loop,
         log: Callable[[str], None],
         failed: Callable[[BaseException], None],
-        leave: Callable[[str | None, dict[str, str]], None],
+        leave: Callable[[str | None, dict[str, str]], None],  # ends the agent; with a program, executes it instead
         n_clients: Callable[[], int],
     ) -> None:
         self._folder, self._runs, self._loop, self._log, self._leave = folder, runs, loop, log, leave

@@ -119,22 +119,18 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
 
 def each(
     fleet: Fleet,
-    do: Callable[[Machine, Agent], HostOutcome],
+    do: Callable[[Machine, Agent], HostOutcome],  # takes a machine and the connection to its agent
     *,
     start: bool = True,
     renew: bool = True,
-    needed: bool = True,
+    needed: bool = True,  # whether a host without labkit is a failure
 ) -> Outcomes:
     """Call a function with the agent of every host at once.
 
     Parameters
     ----------
-    do : callable
-        Takes a machine and the connection to its agent.
     start, renew : bool
         As in `agent_of`; with start=False a host without an agent is no failure.
-    needed : bool
-        Whether a host without labkit is a failure.
     """
 
     def one(machine: Machine) -> HostOutcome:
@@ -324,30 +320,19 @@ class RunFence:
 
 
 class AgentPool:
-    """The agents of a testbed, for one run.
-
-    Parameters
-    ----------
-    run : str
-        Run whose lease is renewed while hosts are watched.
-    changed : callable
-        Called with (host, True, "") when a host returns, and with (host, False, why) when it is lost, in some thread; a
-        host that was restarted is lost and returns.
-    fence : RunFence, optional
-        The right to drive the run, which is taken once all agents are connected.
-    on_reading : callable
-        Takes each reading of the yardstick of a host once.
-    """
+    """The agents of a testbed, for one run."""
 
     def __init__(
         self,
         fleet: Fleet,
         *,
-        run: str,
+        run: str,  # run whose lease is renewed while hosts are watched
+        # called with (host, True, "") when a host returns, and with (host, False, why) when it is lost, in some thread;
+        # a host that was restarted is lost and returns
         changed: Changed = lambda _host, _up, _why: None,
         lease_s: float = 600.0,
-        fence: RunFence | None = None,
-        on_reading: OnReading = lambda _host, _reading: None,
+        fence: RunFence | None = None,  # the right to drive the run, which is taken once all agents are connected
+        on_reading: OnReading = lambda _host, _reading: None,  # takes each reading of the yardstick of a host once
     ) -> None:
         self._on_reading = on_reading
         self._heard_s: dict[str, float] = {}

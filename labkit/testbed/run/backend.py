@@ -167,23 +167,6 @@ class SshBackend:
     Events are what happened: tasks are placed once the decision is taken, a job starts once it trains. Between
     decisions the progress of each job is reported once a second, so `advance` may return without news.
 
-    Parameters
-    ----------
-    run : str
-        Name of the run on the hosts: letters, digits, `. _ -`.
-    folder : Path
-        Folder of the run on this machine: the state that `attach` needs, and checkpoints.
-    lease_s : float
-        Seconds a host keeps the run alive without a heartbeat from this process.
-    retries : Retries
-        Limits for jobs that fail, and hosts that fail jobs.
-    began_at : float, optional
-        When the run began, in seconds since 1970, if it continues an earlier one.
-    some : bool
-        Start with the hosts that can be reached; the others join once they can.
-    fence : RunFence, optional
-        The right to drive the run; by default that to begin one of this name.
-
     Attributes
     ----------
     live : bool
@@ -204,14 +187,14 @@ class SshBackend:
         jobs: Jobs,
         inventory: Inventory,
         *,
-        run: str,
-        folder: Path,
+        run: str,  # name of the run on the hosts: letters, digits, `. _ -`
+        folder: Path,  # folder of the run on this machine: the state that `attach` needs, and checkpoints
         training: TrainingTable | None = None,
-        lease_s: float = 600.0,
-        retries: Retries | None = None,
-        began_at: float | None = None,
-        some: bool = False,
-        fence: RunFence | None = None,
+        lease_s: float = 600.0,  # seconds a host keeps the run alive without a heartbeat from this process
+        retries: Retries | None = None,  # limits for jobs that fail, and hosts that fail jobs
+        began_at: float | None = None,  # when the run began, in seconds since 1970, if it continues an earlier one
+        some: bool = False,  # start with the hosts that can be reached; the others join once they can
+        fence: RunFence | None = None,  # the right to drive the run; by default that to begin one of this name
     ) -> None:
         _refuse_name(run)
         self._fence = fence or RunFence(run, run=folder.name)

@@ -184,28 +184,20 @@ def _rows(job: int, found: Mapping[tuple[MemberName, Quantity], float]) -> Event
 
 
 class RunEvents:
-    """Turns reports of jobs and hosts into events, and carries out what follows at once.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        State of jobs and hosts according to the events so far; only read here.
-    remember : callable
-        Writes where jobs are into the run's state.
-    """
+    """Turns reports of jobs and hosts into events, and carries out what follows at once."""
 
     def __init__(
         self,
         jobs: Jobs,
         cluster: Cluster,
         *,
-        ledger: Ledger,
+        ledger: Ledger,  # state of jobs and hosts according to the events so far; only read here
         hosts: AgentPool,
         backups: CheckpointCache,
         retries: Retries,
         now_s: Callable[[], float],
         note: Callable[[str], None],
-        remember: Callable[[], None],
+        remember: Callable[[], None],  # writes where jobs are into the run's state
     ) -> None:
         self.jobs, self.cluster, self.hosts = jobs, cluster, hosts
         self._ledger, self._backups, self._failures = ledger, backups, Failures(retries)

@@ -135,15 +135,7 @@ class RemoteJobState:
 
 
 class JobReader:
-    """Reads what one start of a job writes.
-
-    Parameters
-    ----------
-    is_current : callable
-        Whether this start of the job is the current one; reading ends once it is not.
-    pause : callable
-        Waits before the next attempt after a connection was lost.
-    """
+    """Reads what one start of a job writes."""
 
     def __init__(
         self,
@@ -151,31 +143,22 @@ class JobReader:
         *,
         task: str,
         home: str,
-        is_current: Callable[[], bool],
-        pause: Callable[[], None],
+        is_current: Callable[[], bool],  # whether this start of the job is the current one; reading ends once it is not
+        pause: Callable[[], None],  # waits before the next attempt after a connection was lost
     ) -> None:
         self._hosts, self._task, self.home = hosts, task, home
         self._is_current, self._pause = is_current, pause
 
     def follow(
         self,
-        on_event: Callable[[JobEvent, bool], None],
-        on_end: Callable[[JobResult], None],
+        on_event: Callable[[JobEvent, bool], None],  # takes an event, and whether it was there before this call
+        on_end: Callable[[JobResult], None],  # takes the result; called again if it loses a connection
         *,
-        from_start: bool,
+        from_start: bool,  # report all events as new; False: those that are in the file by now are old
     ) -> None:
         """Pass on the events of the job until it has ended, then its result; nothing once it is not current any more.
 
         Raise LabkitError, OSError, ValueError if the host sends what labkit does not write, or has no such job.
-
-        Parameters
-        ----------
-        on_event : callable
-            Takes an event, and whether it was there before this call.
-        on_end : callable
-            Takes the result; called again if it loses a connection.
-        from_start : bool
-            Report all events as new; False: those that are in the file by now are old.
         """
         offset, known, caught_up = 0, 0, from_start
         while self._is_current():
@@ -232,27 +215,19 @@ class JobReader:
 
 
 class JobFollower:
-    """Follows the events of one job, in a thread for each start.
-
-    Parameters
-    ----------
-    state : RemoteJobState
-        Changed as events come.
-    report : callable
-        Takes a JobUpdate.
-    """
+    """Follows the events of one job, in a thread for each start."""
 
     def __init__(
         self,
         task: str,
         *,
-        state: RemoteJobState,
+        state: RemoteJobState,  # changed as events come
         hosts: AgentPool,
         backups: CheckpointCache,
         launcher: JobLauncher,
         claims: GpuClaims,
         n_steps: int,
-        report: Callable[[JobUpdate], None],
+        report: Callable[[JobUpdate], None],  # takes a JobUpdate
         on_event: Callable[[JobEvent], None],
     ) -> None:
         self._task, self._state, self._hosts, self._backups = task, state, hosts, backups

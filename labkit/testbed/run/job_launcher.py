@@ -165,15 +165,7 @@ def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Hello]) -> 
 
 
 class JobLauncher:
-    """Starts and ends the processes of one job.
-
-    Parameters
-    ----------
-    bring : callable
-        Brings what the job needs on its home host, beside labkit.
-    tell : callable
-        Called with what it starts from, where the newest copy of its checkpoints is damaged.
-    """
+    """Starts and ends the processes of one job."""
 
     def __init__(
         self,
@@ -182,7 +174,8 @@ class JobLauncher:
         hosts: AgentPool,
         backups: CheckpointCache,
         claims: GpuClaims,
-        bring: Callable[[str], None] = lambda _home: None,
+        bring: Callable[[str], None] = lambda _home: None,  # brings what the job needs on its home host, beside labkit
+        # called with what it starts from, where the newest copy of its checkpoints is damaged
         tell: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self._task, self._hosts, self._backups, self._claims = task, hosts, backups, claims

@@ -109,17 +109,6 @@ class RemoteJob:
     `set_target` sets the placement of its tasks; a thread of its own carries that out. What happens is
     reported as `JobUpdate`, from that thread or another: began, scaled, progressed, and at the end done, or failed
     (the job can be started again).
-
-    Parameters
-    ----------
-    request : callable
-        Makes the content of request.json.
-    on_update : callable
-        Takes (number, update).
-    strategy : str
-        How the job is rescaled: handover, suspend or checkpoint.
-    on_event : callable
-        Takes every new event of the job's elastic runtime.
     """
 
     def __init__(
@@ -128,11 +117,11 @@ class RemoteJob:
         *,
         hosts: AgentPool,
         backups: CheckpointCache,
-        request: RequestOf,
+        request: RequestOf,  # makes the content of request.json
         n_steps: int,
-        on_update: OnUpdate,
-        strategy: str = "handover",
-        on_event: Callable[[JobEvent], None] = lambda _: None,
+        on_update: OnUpdate,  # takes (number, update)
+        strategy: str = "handover",  # how the job is rescaled: handover, suspend or checkpoint
+        on_event: Callable[[JobEvent], None] = lambda _: None,  # takes every new event of the job's elastic runtime
         gpus: AsksOf = lambda _host, _place: [],
         bring: Callable[[str], None] = lambda _home: None,
     ) -> None:

@@ -94,29 +94,15 @@ class Failures:
         self,
         job: int,
         *,
-        host: str,
+        host: str,  # host of the failure; empty: no host is involved
         why: str,
-        steps: float,
+        steps: float,  # updates of the job that a checkpoint keeps
         now_s: float,
-        own: bool = False,
-        others: Collection[str] = (),
-        busy: bool = False,
+        own: bool = False,  # whether the job itself reports that it cannot train
+        others: Collection[str] = (),  # other hosts that accept jobs
+        busy: bool = False,  # whether other jobs have tasks on that host
     ) -> Verdict:
-        """Count a failure, and return its consequences.
-
-        Parameters
-        ----------
-        host : str
-            Host of the failure; empty: no host is involved.
-        steps : float
-            Updates of the job that a checkpoint keeps.
-        own : bool
-            Whether the job itself reports that it cannot train.
-        others : collection of str
-            Other hosts that accept jobs.
-        busy : bool
-            Whether other jobs have tasks on that host.
-        """
+        """Count a failure, and return its consequences."""
         found = self._jobs.get(job)
         if found is None or steps > found.steps:
             found = self._jobs[job] = _Trouble(now_s, steps)

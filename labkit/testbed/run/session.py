@@ -242,15 +242,6 @@ class LocalBridge(LocalStream):
 class TestbedSession:
     """All hosts of an inventory, ready for the jobs of a run.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of checkpoints here.
-    some : bool
-        Start with the hosts that can be reached.
-    fence : RunFence, optional
-        The right to drive the run, where several processes could.
-
     Attributes
     ----------
     notes : list of str
@@ -270,11 +261,11 @@ class TestbedSession:
         jobs: Jobs,
         training: TrainingTable,
         run: str,
-        folder: Path,
+        folder: Path,  # folder of checkpoints here
         lease_s: float,
         changed: Changed = lambda _host, _up, _why: None,
-        some: bool = False,
-        fence: RunFence | None = None,
+        some: bool = False,  # start with the hosts that can be reached
+        fence: RunFence | None = None,  # the right to drive the run, where several processes could
         on_reading: OnReading = lambda _host, _reading: None,
     ) -> None:
         training.check(jobs)

@@ -189,28 +189,16 @@ class CompletedCommand:
 
 
 class RemoteCommand:
-    """A command on an open connection.
-
-    Parameters
-    ----------
-    argv : sequence of str, or str
-        See `labkit.testbed.ssh.command.command_line`.
-    lines : callable, optional
-        Called with each line of both outputs as it comes.
-    stop : StopRequest, optional
-        Ends the command there once it is set.
-    sink : callable, optional
-        Takes the output instead of its being kept.
-    """
+    """A command on an open connection."""
 
     def __init__(
         self,
         transport: paramiko.Transport,
-        argv: Sequence[str] | str,
+        argv: Sequence[str] | str,  # see `labkit.testbed.ssh.command.command_line`
         *,
-        lines: Lines | None = None,
-        stop: StopRequest | None = None,
-        sink: Callable[[bytes], None] | None = None,
+        lines: Lines | None = None,  # called with each line of both outputs as it comes
+        stop: StopRequest | None = None,  # ends the command there once it is set
+        sink: Callable[[bytes], None] | None = None,  # takes the output instead of its being kept
     ) -> None:
         self.transport, self.argv, self._stop = transport, argv, stop
         self._opening = Opening()
