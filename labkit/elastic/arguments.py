@@ -108,12 +108,8 @@ def check_words(
 def check_optimizer(name: Any, options: Mapping[str, Any], *, arguments: Iterable[str]) -> None:
     """Raise InputError unless there is such an optimizer, and it has such options.
 
-    Parameters
-    ----------
-    options : mapping
-        Arguments of `start` by name that are none of its own.
-    arguments : iterable of str
-        Names of the arguments of `start`: an option may be one of them, misspelt.
+    `options`: arguments of `start` by name that are none of its own. `arguments`: names of the arguments of `start`: an
+    option may be one of them, misspelt.
     """
     if not isinstance(name, str):
         kind = name if isinstance(name, type) else type(name)

@@ -136,10 +136,7 @@ LINE: Final = 500
 def failed(folder: Path, why: str, *, checkpoints: Checkpoints) -> str:
     """Return why a job failed, in one line, with the newest good checkpoint and the folder of its logs.
 
-    Parameters
-    ----------
-    why : str
-        Reason in the controller's last event; "" if the controller died.
+    `why`: reason in the controller's last event; "" if the controller died.
     """
     reason = why or f"the controller died: {last_line(folder / 'controller.log') or 'it left no message'}"
     good = next((step for step in reversed(checkpoints.steps()) if checkpoints.is_good(step)), None)

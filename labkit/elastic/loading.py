@@ -32,10 +32,7 @@ Place = tuple[int, int]
 class Samples:
     """The samples of shards and of leases: those of a keyed permutation, in the order of the data, or of its sampler.
 
-    Parameters
-    ----------
-    data : object
-        Of the job; one with `order(epoch, seed)` has an order of its own.
+    `data`: of the job; one with `order(epoch, seed)` has an order of its own.
     """
 
     def __init__(self, data: Any, spec: Spec) -> None:

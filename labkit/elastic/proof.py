@@ -76,14 +76,8 @@ class Proof:
 def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     """Check the program of a job, as it is here and as it was pickled; return one line about what was checked.
 
-    Raise InputError if a gradient differs, and `how` is "refuse".
-
-    Parameters
-    ----------
-    pickled : Path
-        The same, pickled for workers.
-    how : str
-        "refuse", "tell" or "off".
+    Raise InputError if a gradient differs, and `how` is "refuse". `pickled`: the same, pickled for workers. `how`:
+    "refuse", "tell" or "off".
     """
     if how == OFF:
         return "nothing was proved: proof='off'"
@@ -109,10 +103,7 @@ class _Fixed:
 class _Checks:
     """The checks of one program, in the process that may be spoilt.
 
-    Parameters
-    ----------
-    program : Program or None
-        As the user gave it; None: only as it was pickled.
+    `program`: as the user gave it; None: only as it was pickled.
     """
 
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
@@ -377,11 +368,7 @@ def moving_buffers(program: Program, spec: Spec) -> list[str]:
     """Return the names of the buffers that a forward pass in training mode changes, found in a copy of this process.
 
     Where the copy fails, those of modules that track running statistics: the workers' own checks find the others.
-
-    Parameters
-    ----------
-    spec : Spec
-        Of the job: its batch, shards, seed and precision.
+    `spec`: of the job: its batch, shards, seed and precision.
     """
     modules = dict(program.model.named_modules())
     if not any(module._buffers for module in modules.values()):

@@ -177,15 +177,7 @@ class DoctorReport:
 
 
 def check_facts(wanted: HostExpectation, facts: HostFacts) -> list[Finding]:
-    """Return findings from the facts of one host and the inventory.
-
-    Parameters
-    ----------
-    wanted : HostExpectation
-        The inventory's values.
-    facts : HostFacts
-        The facts.
-    """
+    """Return findings from the facts of one host and the inventory."""
     return [
         _python(wanted, facts),
         _folder(wanted, facts),

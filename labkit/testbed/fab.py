@@ -59,14 +59,7 @@ def task(body: Callable[..., bool | None] | None = None, *, help: Mapping[str, s
     """Make a task from a function that returns whether all hosts succeeded; None means True.
 
     It ends with exit code 1 where something failed, with 2 and one line where something given is wrong, and with 130
-    after Ctrl-C.
-
-    Parameters
-    ----------
-    body : callable
-        Takes the context, then the task's options.
-    help : mapping, optional
-        What each option is for.
+    after Ctrl-C. `body`: takes the context, then the task's options. `help`: what each option is for.
     """
     if body is None:
         return lambda body: task(body, help=help)
@@ -134,12 +127,7 @@ def only(context: Context) -> list[str]:
 def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory:
     """Return the inventory of a task, without the hosts that -H leaves out; those are reported on stderr.
 
-    Parameters
-    ----------
-    path : str
-        Of the file; empty: the usual one.
-    hosts : str
-        Names with commas, instead of -H.
+    `path`: of the file; empty: the usual one. `hosts`: names with commas, instead of -H.
     """
     inventory = chosen(Inventory.read(path or None), names_of(hosts) or only(context))
     print(f"{inventory.path}: {', '.join(inventory.names)}", file=sys.stderr)
@@ -149,12 +137,8 @@ def inventory_of(context: Context, path: str = "", hosts: str = "") -> Inventory
 def chosen(inventory: Inventory, names: Sequence[str]) -> Inventory:
     """Return the hosts of an inventory with one of some names or addresses; all hosts if none is given.
 
-    Raise InputError if no host has that name or address.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Hosts by name or address, groups of the inventory, and ranges: gpu[01-04].
+    Raise InputError if no host has that name or address. `names`: hosts by name or address, groups of the inventory,
+    and ranges: gpu[01-04].
     """
     if not names:
         return inventory

@@ -181,12 +181,8 @@ class CheckpointWriter:
 
         A good checkpoint of the same step stays if its content is the same; a bad one is replaced. Raise WriteError if
         the system cannot write; earlier checkpoints are untouched; CheckpointError if a block is missing or comes
-        twice, or a good checkpoint of this step has another content.
-
-        Parameters
-        ----------
-        queue : SavedShards, optional
-            State of the shard queue of asynchronous training.
+        twice, or a good checkpoint of this step has another content. `queue`: state of the shard queue of asynchronous
+        training.
         """
         numbers, home = sorted(entry.number for entry in self._entries), self._home
         missing = sorted(set(range(home.layout.n_blocks)) - set(numbers))

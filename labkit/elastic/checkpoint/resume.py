@@ -43,12 +43,7 @@ _BEFORE = re.compile(r"(\d+)-events\.jsonl")
 def kept_cut(folder: Path, cut: Layout) -> Layout:
     """Return the cut into blocks of the checkpoints of a folder if they are of this model; else `cut`.
 
-    Parameters
-    ----------
-    folder : Path
-        Of a job; it need not exist.
-    cut : Layout
-        Of a new job with the model.
+    `folder`: of a job; it need not exist. `cut`: of a new job with the model.
     """
     for path in sorted((folder / CHECKPOINTS).glob(f"step-*/{FILE}"), reverse=True):
         with contextlib.suppress(BadCheckpointError, OSError):
@@ -62,14 +57,8 @@ def kept_cut(folder: Path, cut: Layout) -> Layout:
 def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]:
     """Return allowed differences from the training that wrote the checkpoints of a folder; [] if there are none.
 
-    Raise InputError if it is another training; NothingLeftError if its last step is done.
-
-    Parameters
-    ----------
-    spec : Spec
-        Of the job that resumes.
-    anyway : bool
-        Whether its steps may take other samples than before (synchronous training only).
+    Raise InputError if it is another training; NothingLeftError if its last step is done. `spec`: of the job that
+    resumes. `anyway`: whether its steps may take other samples than before (synchronous training only).
     """
     checkpoints = spec.checkpoints(folder)
     if checkpoints.steps() in ([], [0]):  # no step has been done there: it starts with its own parameters

@@ -131,14 +131,9 @@ class Checkpoints:
 
         Unfinished checkpoints of processes that have died are removed. Raise OtherModelError if the folder has
         checkpoints of another model or optimizer; CheckpointError if the folder has a good checkpoint of a later step,
-        from which this training did not start; WriteError if the folder cannot be made or written.
-
-        Parameters
-        ----------
-        step : int
-            0 or more; names the checkpoint.
-        mixed : bool
-            Whether blocks may have different versions, as in asynchronous training; else all must be at `step`.
+        from which this training did not start; WriteError if the folder cannot be made or written. `step`: 0 or more;
+        names the checkpoint. `mixed`: whether blocks may have different versions, as in asynchronous training; else all
+        must be at `step`.
         """
         if step < 0:
             raise InputError(f"a checkpoint of step {step}; expected 0 or more.")
@@ -203,12 +198,8 @@ class Checkpoints:
         """Read the newest good checkpoint; skip bad ones.
 
         It has the whole model in memory; see `newest_verified`. Raise NoCheckpointError if none is good; the message
-        has the reason of each; OtherModelError if one is of another model or optimizer.
-
-        Parameters
-        ----------
-        on_bad : callable, optional
-            Called with the error of each that is skipped.
+        has the reason of each; OtherModelError if one is of another model or optimizer. `on_bad`: called with the error
+        of each that is skipped.
         """
         return self._newest(lambda step, bad: self.load(step, passed_over=bad), on_bad)
 

@@ -60,14 +60,8 @@ class ControllerClient:
 
     A connection ends when either process has not run for longer than the lease: a laptop that slept, a process that was
     stopped. The client then connects again and repeats the request under its id, by which the controller recognises a
-    request that it has carried out.
-
-    Parameters
-    ----------
-    ended : Event
-        Set when the job is over.
-    limit_s : float, optional
-        Seconds that an answer may take; by default `ANSWER_LEASES`, and `ANSWER_S` at least.
+    request that it has carried out. `ended`: set when the job is over. `limit_s`: seconds that an answer may take; by
+    default `ANSWER_LEASES`, and `ANSWER_S` at least.
     """
 
     def __init__(self, folder: Path, *, lease: Lease, ended: threading.Event, limit_s: float | None = None) -> None:
@@ -238,10 +232,7 @@ SUCCESSOR_S: Final = 10.0
 class AttachedController:
     """Follows the controller of a job to its end; a controller that dies is for the starter of the job to replace.
 
-    Parameters
-    ----------
-    ended : Event
-        Set when the job is over, or has no controller any more.
+    `ended`: set when the job is over, or has no controller any more.
     """
 
     def __init__(self, folder: Path, *, lease_s: float, ended: threading.Event) -> None:

@@ -111,13 +111,7 @@ class Receivers:
 
 
 class Admission:
-    """Admits processes of the job to the controller.
-
-    Parameters
-    ----------
-    network : str
-        How members connect; one of `NetworkMode`.
-    """
+    """Admits processes of the job to the controller; `network`: how members connect; one of `NetworkMode`."""
 
     def __init__(self, network: str, *, launchers: Collection[str], loop: EventLoop, receivers: Receivers) -> None:
         self._network, self._launchers, self._loop, self._receivers = network, launchers, loop, receivers

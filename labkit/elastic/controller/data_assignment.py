@@ -17,10 +17,7 @@ from labkit.elastic.shards.book import forgiven
 class DataLeases:
     """The leases of an asynchronous training; a synchronous one has none.
 
-    Parameters
-    ----------
-    journal : callable, optional
-        Takes each record of the shard service before it has any effect.
+    `journal`: takes each record of the shard service before it has any effect.
     """
 
     def __init__(
@@ -167,12 +164,7 @@ class Leases:
     """The minibatches of a training, each leased until it is committed: as many as there are updates to make.
 
     Minibatches are numbered through all epochs. Those from `n_steps` on are not needed: a lease that reaches so far is
-    cut, and its rest is withheld from all workers.
-
-    Parameters
-    ----------
-    service : ShardService
-        With `batch` as its smallest shard.
+    cut, and its rest is withheld from all workers. `service`: with `batch` as its smallest shard.
     """
 
     def __init__(self, service: ShardService, *, n_steps: int) -> None:

@@ -400,12 +400,8 @@ class ResourceUse:
     def resize(self, limits: Mapping[str, MemberLimit]) -> None:
         """Give members other limits; one that has not joined gets them when it does.
 
-        Raise InputError if a member is unknown or leaving, or an amount is not finite and above 0.
-
-        Parameters
-        ----------
-        asked : mapping
-            Cores and GB of memory by name of the member; None: no limit.
+        Raise InputError if a member is unknown or leaving, or an amount is not finite and above 0. `asked`: cores and
+        GB of memory by name of the member; None: no limit.
         """
         members = [name for name, member in self._runtime.machine.job.members.items() if not member.leaving]
         amounts = {}

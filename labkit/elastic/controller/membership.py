@@ -72,10 +72,7 @@ class EraStart:
     def on_loaded(self, version: int, queue: SavedShards | None) -> None:
         """Begin training: all blocks of a checkpoint are with their owners.
 
-        Parameters
-        ----------
-        queue : SavedShards, optional
-            What it has kept of the leases of samples.
+        `queue`: what it has kept of the leases of samples.
         """
         job = self.job
         if not any(m.joined for m in job.of("worker")):

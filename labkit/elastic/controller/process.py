@@ -121,12 +121,7 @@ def job_terms(spec: Spec, config: JobConfig) -> JobTerms:
 class ControllerProcess:
     """A running job.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the job, which only its owner can enter.
-    secrets : Secrets, optional
-        Of a job whose processes talk over TCP.
+    `folder`: of the job, which only its owner can enter. `secrets`: of a job whose processes talk over TCP.
     """
 
     def __init__(self, folder: Path, *, secrets: Secrets | None = None) -> None:

@@ -101,14 +101,8 @@ class Controller:
     ) -> list[Command]:
         """Start so many servers and workers, or those of a placement.
 
-        Raise InputError if a role has no member, there are more servers than blocks, or a site is unknown.
-
-        Parameters
-        ----------
-        servers, workers : int
-            On the first site.
-        place : mapping, optional
-            Workers and servers by site, instead of `servers` and `workers`.
+        Raise InputError if a role has no member, there are more servers than blocks, or a site is unknown. `servers`
+        and `workers`: on the first site. `place`: workers and servers by site, instead of `servers` and `workers`.
         """
         terms = self.job.terms
         if place is None:
@@ -215,12 +209,7 @@ class Controller:
         """Queue a request to add, remove or replace members, or for a placement.
 
         Raise InputError if a role would have no member, there would be more servers than blocks, or a site is unknown
-        or lost; nothing has changed then.
-
-        Parameters
-        ----------
-        servers, workers : int
-            How many more; below 0: fewer.
+        or lost; nothing has changed then. `servers` and `workers`: how many more; below 0: fewer.
         """
         self.requests.scale(ScalingRequest(servers, workers, tuple(replace), checked_strategy(strategy)), place)
         return self._proceed()

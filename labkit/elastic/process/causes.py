@@ -61,12 +61,8 @@ def cause_named(name: object) -> Cause:
 def oom_kills(cgroups: str | None = None, *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
     """Return the number of out-of-memory kills in this control group, or on the machine where the group has no count.
 
-    Parameters
-    ----------
-    cgroups : str, optional
-        Content of /proc/self/cgroup; read by default.
-    root, proc : Path
-        Mount points of the control groups and of /proc.
+    `cgroups`: content of /proc/self/cgroup; read by default. `root` and `proc`: mount points of the control groups and
+    of /proc.
     """
     text = text_of(proc / "self" / "cgroup") if cgroups is None else cgroups
     for line in text.splitlines():
@@ -102,14 +98,8 @@ def counted(text: str, name: str) -> int | None:
 class OomWatch:
     """Distinguishes out-of-memory kills from other kills, by the kernel's count in the seconds before a process died.
 
-    The count is read every second, in a thread of its own that ends with the process.
-
-    Parameters
-    ----------
-    count : callable
-        Returns the number of out-of-memory kills so far.
-    window_s : float
-        Longest time between a kill and the end of the process, in seconds.
+    The count is read every second, in a thread of its own that ends with the process. `count`: returns the number of
+    out-of-memory kills so far. `window_s`: longest time between a kill and the end of the process, in seconds.
     """
 
     def __init__(self, *, count: Callable[[], int] = oom_kills, window_s: float = WINDOW_S) -> None:

@@ -102,10 +102,7 @@ def unpack(raw: bytes, folder: Path) -> None:
 class Credentials:
     """The folders of the members of a job, on the host of its controller.
 
-    Parameters
-    ----------
-    secrets : Secrets, optional
-        None for a job on local sockets: all its processes use the folder of the job.
+    `secrets`: None for a job on local sockets: all its processes use the folder of the job.
     """
 
     def __init__(self, folder: Path, *, reach: NetworkConfig, secrets: Secrets | None) -> None:

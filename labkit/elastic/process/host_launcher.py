@@ -80,13 +80,7 @@ class LauncherOrders(Handler):
 
 
 class HostLauncher:
-    """The launcher of one host.
-
-    Parameters
-    ----------
-    folder : Path
-        Home of the launcher; the homes of members are in it.
-    """
+    """The launcher of one host; `folder`: home of the launcher; the homes of members are in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, Spec.load(folder)

@@ -91,10 +91,7 @@ class LocalProcess(Protocol):
 class LocalProcesses:
     """Members of one job that are processes of this machine.
 
-    Parameters
-    ----------
-    ended : callable
-        Takes name and exit code of a member that ended, in any thread: see `Ended`.
+    `ended`: takes name and exit code of a member that ended, in any thread: see `Ended`.
     """
 
     def __init__(self, folder: Path, *, ended: Ended) -> None:
@@ -206,12 +203,8 @@ def _pinned(cores: Sequence[int], start: Callable[[], subprocess.Popen[bytes]]) 
 class LocalLauncher(LocalProcesses):
     """Members on the controller's own machine.
 
-    Parameters
-    ----------
-    furnish : callable
-        Takes name and role, makes the home of a member, and returns it.
-    started, ended : callable
-        See `Started` and `Ended`: the first is called before `start` returns, the second in any thread.
+    `furnish`: takes name and role, makes the home of a member, and returns it. `started` and `ended`: see `Started` and
+    `Ended`: the first is called before `start` returns, the second in any thread.
     """
 
     def __init__(self, folder: Path, *, furnish: Callable[[str, Role], Path], started: Started, ended: Ended) -> None:
@@ -227,14 +220,8 @@ class RemoteLauncher:
     """Members on another host, over the connection of its launcher: `labkit.elastic.process.host_launcher`.
 
     Requests that are made without a connection are sent with the next one. All methods but `wait` must be called in the
-    thread of the controller's loop.
-
-    Parameters
-    ----------
-    papers : callable
-        Takes name and role of a member, and returns its certificate and key, content by name of the file.
-    started, ended : callable
-        See `Started` and `Ended`.
+    thread of the controller's loop. `papers`: takes name and role of a member, and returns its certificate and key,
+    content by name of the file. `started` and `ended`: see `Started` and `Ended`.
     """
 
     def __init__(

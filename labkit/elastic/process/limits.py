@@ -87,12 +87,8 @@ class Limits(Protocol):
 class Affinity:
     """Whole cores, by affinity of all threads of the process, present and later.
 
-    A process gets the cores that the fewest other processes of this user are limited to.
-
-    Parameters
-    ----------
-    allowed : iterable of int, optional
-        Cores to choose from; those of the calling process by default.
+    A process gets the cores that the fewest other processes of this user are limited to. `allowed`: cores to choose
+    from; those of the calling process by default.
     """
 
     how = AFFINITY
@@ -167,10 +163,7 @@ class ControlGroup(Affinity):
 class Braked(Affinity):
     """A share of cores that this process enforces by waiting, and memory that it checks regularly.
 
-    Parameters
-    ----------
-    want : str
-        Sentence about a way that was asked for and is not available; reported with each limit.
+    `want`: sentence about a way that was asked for and is not available; reported with each limit.
     """
 
     how = BRAKE

@@ -107,13 +107,8 @@ def mark_of(home: Path, name: str) -> str:
 def end_offspring(pid: int, mark: str) -> None:
     """Kill what a member has started: processes of its session, and those with its mark.
 
-    Parameters
-    ----------
-    pid : int
-        Process number of the member, which leads a session; the kernel gives the number to no other process while one
-        of that session is left.
-    mark : str
-        What `mark_of` returned.
+    `pid`: process number of the member, which leads a session; the kernel gives the number to no other process while
+    one of that session is left. `mark`: what `mark_of` returned.
     """
     mark_bytes = f"{MARK}={mark}".encode()
     for each in all_pids():

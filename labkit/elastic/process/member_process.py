@@ -145,12 +145,8 @@ CONNECT_ERROR_CHARS: Final = 300
 class ServerConnections:
     """Connections of one member to parameter servers.
 
-    Parameters
-    ----------
-    report : callable
-        Sends an event to the controller: its name, and columns by keyword.
-    opened : callable
-        Takes name and channel of each new connection.
+    `report`: sends an event to the controller: its name, and columns by keyword. `opened`: takes name and channel of
+    each new connection.
     """
 
     def __init__(
@@ -233,12 +229,7 @@ LOOK_AT_MEMORY_S: Final = 0.25
 class MemberLimits:
     """The limits of this process.
 
-    Parameters
-    ----------
-    exhausted : callable
-        Ends this process; takes a MemoryError that says why.
-    over : Event
-        Set when this process ends.
+    `exhausted`: ends this process; takes a MemoryError that says why. `over`: set when this process ends.
     """
 
     def __init__(

@@ -52,10 +52,7 @@ def sum_in_one_order() -> None:
 class WorkerMember(MemberProcess):
     """The process of a worker.
 
-    Parameters
-    ----------
-    device : str
-        Device that the launcher chose, such as "cuda:0"; "": one of `Spec.devices`, by the number of the worker.
+    `device`: device that the launcher chose, such as "cuda:0"; "": one of `Spec.devices`, by the number of the worker.
     """
 
     role = "worker"

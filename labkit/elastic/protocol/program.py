@@ -65,12 +65,7 @@ class Program:
         """Pickle it into a folder of mode 0700; classes and functions of `__main__` are pickled by value.
 
         Arrays that are mapped from files are sent as paths. Raise InputError if a part of it cannot be pickled; an
-        earlier file stays.
-
-        Parameters
-        ----------
-        before : callable
-            Takes the new file before it replaces an earlier one, which stays if this raises.
+        earlier file stays. `before`: takes the new file before it replaces an earlier one, which stays if this raises.
         """
         from labkit.elastic.protocol.program import MappedPickler
 

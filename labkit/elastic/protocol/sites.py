@@ -172,10 +172,7 @@ def checked_address(text: str, *, network: str) -> str:
 class Refusals:
     """Counts refused connections, and reports the 1st, 2nd, 4th, 8th, ...: reports must not fill the disk.
 
-    Parameters
-    ----------
-    report : callable
-        Takes the columns of an event by keyword: reason, n, why.
+    `report`: takes the columns of an event by keyword: reason, n, why.
     """
 
     def __init__(self, report: Callable[..., None]) -> None:
@@ -418,12 +415,8 @@ def of_role(place: JobPlacement, role: Role) -> dict[str, int]:
 def checked(place: Mapping[str, Sequence[int]], *, sites: Mapping[str, str], lost: Collection[str]) -> JobPlacement:
     """Return the placement that a user asks for, checked.
 
-    Raise InputError if there is no such site, its host is lost, or a number is no whole number, 0 or more.
-
-    Parameters
-    ----------
-    place : mapping
-        Workers and servers by name of the site.
+    Raise InputError if there is no such site, its host is lost, or a number is no whole number, 0 or more. `place`:
+    workers and servers by name of the site.
     """
     for site, numbers in place.items():
         if site not in sites:

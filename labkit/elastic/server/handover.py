@@ -38,10 +38,8 @@ class _Transfer:
 class BlockHandover:
     """The blocks that come to one server and leave it.
 
-    Parameters
-    ----------
-    settle, advanced : callable
-        Do what follows when a block is installed, and when it has a new version: see `GradientUpdates`.
+    `settle` and `advanced`: do what follows when a block is installed, and when it has a new version: see
+    `GradientUpdates`.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ CopyBlock = Callable[[int, int, list[Vector], BlockState], None]
 class GradientUpdates:
     """Sums pushed gradients, makes the updates, and does what follows from a new version of a block.
 
-    Parameters
-    ----------
-    replies, replicas, handover
-        What a new version sets going: answers to pulls, replicas, hand-overs.
+    `replies`, `replicas` and `handover`: what a new version sets going: answers to pulls, replicas, hand-overs.
     """
 
     def __init__(

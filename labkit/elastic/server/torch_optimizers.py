@@ -196,10 +196,7 @@ class Rates:
 class BlockUpdates:
     """The updates of one block: see `labkit.elastic.server.block.Updates`.
 
-    Parameters
-    ----------
-    places : sequence
-        Parameters of the block, with their first numbers in it.
+    `places`: parameters of the block, with their first numbers in it.
     """
 
     keeps_zeros = False
@@ -522,12 +519,7 @@ class Averaged:
 def averaged(cut: Layout, number: int, *, n_shards: int, per_shard: Iterable[str]) -> Averaged:
     """Return the update of a block of buffers.
 
-    Parameters
-    ----------
-    n_shards : int
-        Logical gradients of a batch.
-    per_shard : iterable of str
-        Buffers of which each shard has its own.
+    `n_shards`: logical gradients of a batch. `per_shard`: buffers of which each shard has its own.
     """
     first, n = cut.extents[number]
     factor = np.full(n, 1.0 / n_shards, np.float32)

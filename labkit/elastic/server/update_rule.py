@@ -151,10 +151,7 @@ EPSILON = 1e-6
 class NormClipping:
     """The limit, and the newest norm of the whole gradient; the bits of `torch.nn.utils.clip_grad_norm_`.
 
-    Parameters
-    ----------
-    most : float
-        Longest norm.
+    `most`: longest norm.
     """
 
     def __init__(self, most: float, cut: Layout) -> None:

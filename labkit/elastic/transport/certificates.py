@@ -50,12 +50,7 @@ class Certificates:
 class Authority:
     """The authority of one job; its key stays in this process's memory, unless it is saved.
 
-    Parameters
-    ----------
-    job : str
-        Name of the job: letters, digits, dots and hyphens.
-    now : datetime, optional
-        The time, for tests.
+    `job`: name of the job: letters, digits, dots and hyphens. `now`: the time, for tests.
     """
 
     def __init__(self, job: str, *, days: int = 30, now: datetime | None = None) -> None:

@@ -168,10 +168,7 @@ def _lease_s(meta: Mapping[str, Any]) -> float:
 class Connection:
     """A Channel over a stream whose greeting is done.
 
-    Parameters
-    ----------
-    lease, limits, counts : Lease, PeerLimits, Counts
-        The terms of this end, and its counters.
+    `lease`, `limits` and `counts`: the terms of this end, and its counters.
     """
 
     def __init__(

@@ -202,12 +202,7 @@ SCRATCH_BYTES = 64 * 1024
 class Intake:
     """The receiving side of a stream.
 
-    Parameters
-    ----------
-    limits : PeerLimits
-        Largest frames.
-    deadline_s : float, optional
-        Time of time.monotonic by which all frames must have arrived.
+    `limits`: largest frames. `deadline_s`: time of time.monotonic by which all frames must have arrived.
     """
 
     def __init__(
@@ -308,12 +303,8 @@ class Outbox:
     """The queue of frames to be sent, in order.
 
     A small frame is sent in the thread that posts it, as far as the kernel accepts it without waiting. The sender
-    thread sends the rest, and all large frames. So no handler waits for a peer that does not read.
-
-    Parameters
-    ----------
-    counts, limits : Counts, PeerLimits
-        Counters, and how many frames may wait.
+    thread sends the rest, and all large frames. So no handler waits for a peer that does not read. `counts` and
+    `limits`: counters, and how many frames may wait.
     """
 
     def __init__(

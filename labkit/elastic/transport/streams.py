@@ -77,12 +77,7 @@ def rest(parts: list[memoryview], n_sent: int) -> list[memoryview]:
 class SocketStream:
     """A stream over a connected unix or TCP socket.
 
-    Parameters
-    ----------
-    sock : socket
-        Connected; this stream closes it.
-    beat_s : float
-        Seconds that one call of `receive` waits for bytes.
+    `sock`: connected; this stream closes it. `beat_s`: seconds that one call of `receive` waits for bytes.
     """
 
     def __init__(self, sock: socket.socket, *, beat_s: float) -> None:

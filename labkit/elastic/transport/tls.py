@@ -45,10 +45,7 @@ def _filled(context: ssl.SSLContext, certificates: Certificates) -> ssl.SSLConte
 class TlsStream:
     """A stream whose bytes are encrypted; `handshake` comes first.
 
-    Parameters
-    ----------
-    expected : str, optional
-        On the end that connects: name that the peer's certificate must contain; None on the end that listens.
+    `expected`: on the end that connects: name that the peer's certificate must contain; None on the end that listens.
     """
 
     passes_files = False

@@ -402,10 +402,8 @@ class LeaseRest(NamedTuple):
 class LeaseQueue:
     """The leases that a worker holds; guarded by the worker's condition.
 
-    Parameters
-    ----------
-    lease_s : float
-        Seconds after which the controller may give a lease to another worker if it receives nothing from this one.
+    `lease_s`: seconds after which the controller may give a lease to another worker if it receives nothing from this
+    one.
     """
 
     def __init__(self, *, lease_s: float) -> None:
@@ -442,12 +440,8 @@ class LeaseQueue:
     def keep(self, tokens: Collection[int], grants: Iterable[SampleLease]) -> None:
         """Keep only the leases that a controller confirms after a reconnection, and add those that did not arrive.
 
-        Parameters
-        ----------
-        tokens : collection of int
-            Leases that are still this worker's.
-        grants : iterable
-            Each of them. One that is unknown here was granted in a lost message.
+        `tokens`: leases that are still this worker's. `grants`: each of them. One that is unknown here was granted in a
+        lost message.
         """
         self.reconnect()
         known = {rest.token for rest in self._rests} | self.reports.keys()

@@ -55,12 +55,7 @@ class ForwardGuard:
 
     Each worker would change its own copy, depending on its samples. The trained model would then depend on the number
     of workers, and would be saved with the buffers of the start. Torch counts writes to a tensor, so a check takes
-    about 0.1 microseconds per tensor.
-
-    Parameters
-    ----------
-    moving : collection of str
-        Names of buffers that may change: servers have them.
+    about 0.1 microseconds per tensor. `moving`: names of buffers that may change: servers have them.
     """
 
     def __init__(self, model: nn.Module, *, moving: Collection[str] = ()) -> None:
@@ -140,10 +135,7 @@ NAME_CHARS: Final = 60
 class SampleLoss:
     """Computes the loss of samples: the same bits on every worker, for any number of workers.
 
-    Parameters
-    ----------
-    precision : str
-        "bf16": the forward pass and the loss run under `torch.autocast`.
+    `precision`: "bf16": the forward pass and the loss run under `torch.autocast`.
     """
 
     def __init__(

@@ -325,10 +325,7 @@ class Target(NamedTuple):
 class PushPull:
     """The frames that one worker sends to servers.
 
-    Parameters
-    ----------
-    lender : SharedRegions, optional
-        Shared memory that gradients lie in, for servers on this host to read them in place.
+    `lender`: shared memory that gradients lie in, for servers on this host to read them in place.
     """
 
     def __init__(

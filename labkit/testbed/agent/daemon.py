@@ -89,10 +89,7 @@ def listen(folder: Path) -> socket.socket:
 class Daemon:
     """The agent: runs, service, connections and loop of one folder.
 
-    Parameters
-    ----------
-    idle_s : float
-        Seconds without tasks and connections after which the agent ends.
+    `idle_s`: seconds without tasks and connections after which the agent ends.
     """
 
     def __init__(self, folder: Path, *, held: int, listener: socket.socket, idle_s: float = IDLE_S) -> None:

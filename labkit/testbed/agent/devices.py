@@ -118,11 +118,7 @@ class Devices:
         """Return the GPUs for a task: first those that it holds, then those of its partner, then free ones.
 
         Raise Refusal if there are too few (`no_gpu`), or other tasks hold them (`busy`); then nothing has changed.
-
-        Parameters
-        ----------
-        beside : str, optional
-            A task of the same run, whose GPUs it may share.
+        `beside`: A task of the same run, whose GPUs it may share.
         """
         self.settle()
         gpus = [Gpu.of(each) for each in reading.gpus]

@@ -40,12 +40,8 @@ def allocate(handle: int, mode: int, offset: int, n: int) -> bool:
 class EventFile:
     """The events of a run.
 
-    Parameters
-    ----------
-    path : Path
-        One event a line. A line that was cut off when an agent died is dropped.
-    written : callable
-        Called when there are new events to read.
+    `path`: one event a line. A line that was cut off when an agent died is dropped. `written`: called when there are
+    new events to read.
     """
 
     def __init__(self, path: Path, *, written: Callable[[], None]) -> None:
@@ -131,12 +127,8 @@ def data_from(file: int, offset: int, *, size: int) -> tuple[int, int]:
 class LineReader:
     """The complete lines of a file, from an offset on.
 
-    Parameters
-    ----------
-    folder, names
-        Where the file is or will be.
-    offset : int
-        Of the first line. If it is behind the end, reading begins where the file ends.
+    `folder` and `names`: where the file is or will be. `offset`: of the first line. If it is behind the end, reading
+    begins where the file ends.
     """
 
     def __init__(self, folder: Path, names: list[str], *, offset: int) -> None:
@@ -147,10 +139,7 @@ class LineReader:
     def lines(self, *, all_of_it: bool = False) -> tuple[int, list[bytes]]:
         """Return the next lines without their ends, and the offset of the first; none if there is no new line.
 
-        Parameters
-        ----------
-        all_of_it : bool
-            The file is complete: data without a line end is the last line.
+        `all_of_it`: the file is complete: data without a line end is the last line.
         """
         data = self._data()
         start = self.offset

@@ -38,13 +38,7 @@ class Timer:
 
 
 class Loop:
-    """Makes calls when they are due.
-
-    Parameters
-    ----------
-    failed : callable
-        Takes an exception that a call raised; the loop goes on.
-    """
+    """Makes calls when they are due; `failed`: takes an exception that a call raised; the loop goes on."""
 
     def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
         self._selector = selectors.DefaultSelector()

@@ -60,10 +60,7 @@ class Reading:
 class Meter:
     """Reads /proc, at most once in `max_age_s` seconds.
 
-    Parameters
-    ----------
-    sessions : callable
-        Returns the task of each session that belongs to one.
+    `sessions`: returns the task of each session that belongs to one.
     """
 
     def __init__(self, folder: Path, *, processes: TaskProcesses, sessions: Callable[[], Mapping[int, Key]]) -> None:

@@ -33,10 +33,7 @@ class Key(NamedTuple):
 class TaskProcesses:
     """Maps processes to tasks: by session, or by the label in their environment.
 
-    Parameters
-    ----------
-    folder : str
-        Folder of the agent: its label in the environment names it.
+    `folder`: folder of the agent: its label in the environment names it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,12 +45,8 @@ class TaskProcesses:
     def find(self, sessions: Mapping[int, Key], *, quick: bool = False) -> dict[Key, list[Stat]]:
         """Return the living processes of each task.
 
-        Parameters
-        ----------
-        sessions : mapping
-            Sessions that are known to be those of a task now.
-        quick : bool
-            Skip processes that had no label of this agent a moment ago. For measurements, not for ending tasks.
+        `sessions`: sessions that are known to be those of a task now. `quick`: skip processes that had no label of this
+        agent a moment ago. For measurements, not for ending tasks.
         """
         found: dict[Key, list[Stat]] = {}
         seen: dict[Identity, tuple[Key, str] | None] = {}
@@ -170,13 +163,7 @@ class Waiting:
 
 
 class TaskReaper:
-    """Watches the processes of tasks, and ends them.
-
-    Parameters
-    ----------
-    ended : callable
-        Called when no process of a task is left.
-    """
+    """Watches the processes of tasks, and ends them; `ended`: called when no process of a task is left."""
 
     def __init__(self, loop: Loop, *, processes: TaskProcesses, ended: EndListener, log: Callable[[str], None]) -> None:
         self._loop, self._processes, self._ended, self._log = loop, processes, ended, log

@@ -126,10 +126,7 @@ def _become(order: SpawnRequest, writing: int) -> NoReturn:
 def fork(order: SpawnRequest, *, log: Callable[[str], None]) -> forks.ForkedProcess | None:
     """Fork a task; None if it is to be started as a plain process: it is no program of this labkit, or has no server.
 
-    Parameters
-    ----------
-    log : callable
-        Takes a line for the agent's log: why a program of this labkit is not forked.
+    `log`: takes a line for the agent's log: why a program of this labkit is not forked.
     """
     if not _is_ours(order):
         return None

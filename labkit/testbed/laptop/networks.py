@@ -81,10 +81,7 @@ def port_of(plan: BedPlan, slot: HostSlot) -> str:
 def bridge_commands(plan: BedPlan, *, processes: Sequence[int], qdisc: str) -> tuple[list[str], list[str]]:
     """Return the lines for `ip -batch` and `tc -batch` that make a bridge with a limited link to each host.
 
-    Parameters
-    ----------
-    processes : sequence of int
-        A process in each host's network, in the hosts' order.
+    `processes`: A process in each host's network, in the hosts' order.
     """
     ip = [f"link add name {bridge(plan)} type bridge", f"address add {gateway(plan)}/24 dev {bridge(plan)}"]
     tc: list[str] = []

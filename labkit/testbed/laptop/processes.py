@@ -88,12 +88,8 @@ def _open_files(pid: int) -> set[str]:
 def end(find: Callable[[], list[BedProcess]], *, patience_s: float = 2.0, at_once: bool = False) -> list[BedProcess]:
     """End processes: SIGTERM, and SIGKILL after a while; return those that are left.
 
-    Parameters
-    ----------
-    find : callable
-        Returns the processes to end; called until there are none, since they may start others while they end.
-    at_once : bool
-        Send SIGKILL at once.
+    `find`: returns the processes to end; called until there are none, since they may start others while they end.
+    `at_once`: send SIGKILL at once.
     """
     until_s = time.monotonic() + patience_s
     sent: set[BedProcess] = set()

@@ -127,10 +127,7 @@ def start_commands(
 ) -> list[list[str]]:
     """Return the commands that start hosts' servers, which become daemons by themselves.
 
-    Parameters
-    ----------
-    inside : callable
-        Returns the prefix of a host's command that enters its network.
+    `inside`: returns the prefix of a host's command that enters its network.
     """
     standin = [sys.executable, "-m", STANDIN]
     if plan.server == "sshd":

@@ -88,14 +88,8 @@ def agent_of(fleet: Fleet, machine: Machine, *, start: bool = True, renew: bool 
     """Return a connection to the agent of a machine; close it after use.
 
     Raise NotDeployedError, ForeignFolderError if labkit is not there, or belongs to another user; HostError, AgentError
-    if the host or its agent cannot be reached.
-
-    Parameters
-    ----------
-    start : bool
-        Start an agent if none runs; False: raise AgentRefused with the kind "no_agent".
-    renew : bool
-        Replace an agent of another labkit than the deployed one; its tasks go on.
+    if the host or its agent cannot be reached. `start`: start an agent if none runs; False: raise AgentRefused with the
+    kind "no_agent". `renew`: replace an agent of another labkit than the deployed one; its tasks go on.
     """
     dialled: list[RemoteStream] = []
 
@@ -127,10 +121,7 @@ def each(
 ) -> Outcomes:
     """Call a function with the agent of every host at once.
 
-    Parameters
-    ----------
-    start, renew : bool
-        As in `agent_of`; with start=False a host without an agent is no failure.
+    `start` and `renew`: as in `agent_of`; with start=False a host without an agent is no failure.
     """
 
     def one(machine: Machine) -> HostOutcome:
@@ -175,11 +166,8 @@ def start(fleet: Fleet) -> Outcomes:
 def stop(fleet: Fleet, *, runs: bool | str = False) -> Outcomes:
     """End runs, agents, or both.
 
-    Parameters
-    ----------
-    runs : bool or str
-        False: end agents that have no running task. True: end all runs, and the agents. A name of a run, or of its
-        record here: end that run alone.
+    `runs`: False: end agents that have no running task. True: end all runs, and the agents. A name of a run, or of its
+    record here: end that run alone.
     """
 
     def end(machine: Machine, agent: Agent) -> HostOutcome:
@@ -352,12 +340,8 @@ class AgentPool:
     def get_ready(self, *, some: bool = False) -> None:
         """Deploy this labkit to all hosts, and connect to their agents; nothing is started unless all can be reached.
 
-        Raise InputError if a host, or with `some` every host, cannot be used: which, and why.
-
-        Parameters
-        ----------
-        some : bool
-            Start with the hosts that can be reached; the others are not `up` until they can.
+        Raise InputError if a host, or with `some` every host, cannot be used: which, and why. `some`: start with the
+        hosts that can be reached; the others are not `up` until they can.
         """
         failed = {row.host: row.why for row in self.fleet.connect() if not row.ok}
         if not failed and not self.fleet.here:

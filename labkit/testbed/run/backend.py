@@ -108,13 +108,7 @@ _AS_DECLARED: Final = {"cpus": NO_AMOUNTS, "memory_gb": NO_AMOUNTS}
 
 
 class RunTakeover:
-    """Takes over the jobs of a run of another process.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        After the events of the other process.
-    """
+    """Takes over the jobs of a run of another process; `ledger`: after the events of the other process."""
 
     def __init__(
         self, jobs: Jobs, *, ledger: Ledger, run_events: RunEvents, hosts: AgentPool, note: Callable[[str], None]

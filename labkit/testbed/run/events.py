@@ -80,12 +80,8 @@ class Inbox:
 class RunMeasuring:
     """Measures all jobs of a run at an interval, in a thread of its own.
 
-    Parameters
-    ----------
-    hosts : AgentPool
-        Agents to ask; those that do not answer are left out until they do.
-    on_rows : callable
-        Takes MEASURED events, without a time, in some thread.
+    `hosts`: agents to ask; those that do not answer are left out until they do. `on_rows`: takes MEASURED events,
+    without a time, in some thread.
     """
 
     def __init__(self, hosts: AgentPool, *, every_s: float, on_rows: Callable[[Events], None]) -> None:

@@ -41,12 +41,8 @@ LAUNCHER_MODULE: Final = "labkit.elastic.process.host_launcher"
 class GpuClaims:
     """The GPUs of one job, by host.
 
-    Parameters
-    ----------
-    asks : callable
-        GPUs that a placement needs on a host; none if workers compute on processors.
-    wanted : callable
-        Whether to go on waiting for GPUs that other tasks hold.
+    `asks`: GPUs that a placement needs on a host; none if workers compute on processors. `wanted`: whether to go on
+    waiting for GPUs that other tasks hold.
     """
 
     def __init__(self, task: str, *, hosts: AgentPool, asks: AsksOf, wanted: Callable[[], bool] = lambda: True) -> None:
@@ -133,14 +129,8 @@ def _most(asks: Sequence[Asks]) -> Asks:
 def checked_gpus(machines: Iterable[Machine], hello: Callable[[str], Hello]) -> list[str]:
     """Compare the inventory with the GPUs that drivers report; return notes.
 
-    Raise InputError if hosts have fewer GPUs than the inventory says: each host, and its number of GPUs.
-
-    Parameters
-    ----------
-    machines : iterable of Machine
-        The hosts that answer.
-    hello : callable
-        From a host to the Hello of its agent.
+    Raise InputError if hosts have fewer GPUs than the inventory says: each host, and its number of GPUs. `machines`:
+    the hosts that answer. `hello`: from a host to the Hello of its agent.
     """
     faults, notes = [], []
     for machine in machines:

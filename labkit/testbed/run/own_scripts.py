@@ -206,12 +206,7 @@ class Staging:
     def bring(self, host: str, digest: str, *, below: str) -> bool:
         """Bring a content to a host that does not have it; return whether it had to travel.
 
-        Raise HostError if it cannot be brought there.
-
-        Parameters
-        ----------
-        below : str
-            labkit's folder there, absolute.
+        Raise HostError if it cannot be brought there. `below`: labkit's folder there, absolute.
         """
         there = f"{below}/{STAGED}"
         if self._sh(host, HAS, there, digest).ok:

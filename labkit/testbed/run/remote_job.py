@@ -53,12 +53,8 @@ OnUpdate = Callable[[int, JobUpdate], None]
 class JobClient:
     """Sends orders to the process of one job.
 
-    Every method may raise LabkitError: the process refuses the order, or cannot be reached.
-
-    Parameters
-    ----------
-    home : callable
-        Returns the host of the job's process.
+    Every method may raise LabkitError: the process refuses the order, or cannot be reached. `home`: returns the host of
+    the job's process.
     """
 
     def __init__(self, hosts: AgentPool, *, task: str, home: Callable[[], str]) -> None:

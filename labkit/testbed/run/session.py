@@ -63,14 +63,8 @@ SETTLING_S: Final = 10.0
 def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: float | None = None) -> Inventory:
     """Return an inventory of this machine alone, and write its file for `attach` into a folder.
 
-    Raise InputError if the machine has less, or nothing can be written there.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the file, and of the agent.
-    cores, memory_gb : float, optional
-        Capacity to share; by default what this process may use.
+    Raise InputError if the machine has less, or nothing can be written there. `folder`: folder of the file, and of the
+    agent. `cores` and `memory_gb`: capacity to share; by default what this process may use.
     """
     import json
 
@@ -94,10 +88,7 @@ def _memory_gb() -> float:
 class LocalFleet(Fleet):
     """A `Fleet` of this machine alone: programs are started, and files copied.
 
-    Parameters
-    ----------
-    inventory : Inventory
-        With one machine that has `local = true`.
+    `inventory`: with one machine that has `local = true`.
     """
 
     here: ClassVar[bool] = True
@@ -225,12 +216,8 @@ class LocalStream(io.RawIOBase):
 class LocalBridge(LocalStream):
     """A stream to the agent of a folder on this machine, without SSH.
 
-    Parameters
-    ----------
-    start : bool
-        Start an agent if there is none.
-    env : mapping, optional
-        Environment of the bridge, and of an agent that it starts; this process' own, if not given.
+    `start`: start an agent if there is none. `env`: environment of the bridge, and of an agent that it starts; this
+    process' own, if not given.
     """
 
     def __init__(self, folder: Path | str, *, start: bool = True, env: Mapping[str, str] | None = None) -> None:

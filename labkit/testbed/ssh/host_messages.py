@@ -38,12 +38,8 @@ Text = Annotated[str, Len(0, 4096)]
 class HostMessages:
     """The messages of a program on a host, in order.
 
-    Parameters
-    ----------
-    stream : file
-        Output of the program; unbuffered files are buffered.
-
-    Every method raises HostMessageError if anything but a complete message arrives.
+    `stream`: output of the program; unbuffered files are buffered. Every method raises HostMessageError if anything
+    but a complete message arrives.
     """
 
     def __init__(self, stream: io.RawIOBase | io.BufferedIOBase) -> None:

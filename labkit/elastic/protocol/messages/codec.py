@@ -173,15 +173,9 @@ def decode(kinds: Any, raw: bytes) -> Any:
 def from_json(kind: type[M], raw: bytes, *, show_value: bool = False) -> M:
     """Return the struct that `to_json` encoded.
 
-    Raise MessageError if it is no JSON object, or a field is missing, unknown or invalid: it names the field.
-
-    Parameters
-    ----------
-    raw : bytes
-        What `to_json` returned.
-    show_value : bool
-        Whether the error has the value of the field, too: for files, since what strangers send is not repeated to
-        users.
+    Raise MessageError if it is no JSON object, or a field is missing, unknown or invalid: it names the field. `raw`:
+    what `to_json` returned. `show_value`: whether the error has the value of the field, too: for files, since what
+    strangers send is not repeated to users.
     """
     hashed: Any = kind
     try:
