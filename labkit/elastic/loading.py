@@ -160,7 +160,6 @@ class Loader:
     """
 
     program: Program
-    """Has the samples."""
     samples_of: Callable[[int, int], list[int]]
     """(step, leaf): the samples of a logical shard."""
     seed_at: Callable[[Place], None]
@@ -168,7 +167,6 @@ class Loader:
     n: int
     """Processes."""
     n_steps: int
-    """Of the job."""
     _leaves: list[int] = field(default_factory=list)
     _before: list[int] = field(default_factory=list)
     _step: int = -1

@@ -404,7 +404,6 @@ class Script:
     """The text of a script with a loop of its own, and of the modules beside it that it has imported."""
 
     path: str
-    """Of the file."""
     source: str
     seed: int
     """Of the random generators before it runs."""

@@ -93,12 +93,10 @@ class HostExpectation:
     """What the inventory says about a host, as far as it can be checked."""
 
     name: str
-    """Of the host."""
     python: str
     folder: str
     """`python` and `folder`: its interpreter and labkit's folder there."""
     gpus: int
-    """Number of GPUs."""
     cpus: float
     memory_gb: float
     """`cpus` and `memory_gb`: as the inventory has them."""
@@ -107,7 +105,6 @@ class HostExpectation:
     pretends: bool = False
     """Whether its GPUs are not real: device_type is laptop, cpu or none."""
     device_type: str = ANY_TYPE
-    """Kind of its GPUs."""
 
 
 class DoctorReport:

@@ -45,9 +45,7 @@ class VerifiedCheckpoint:
     """A checkpoint all of whose blocks have been read and verified, none of which is in memory."""
 
     folder: Path
-    """Of the checkpoint."""
     manifest: Manifest
-    """Its content."""
     queue: SavedShards | None
     """State of the shard queue of asynchronous training."""
 

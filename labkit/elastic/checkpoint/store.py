@@ -65,13 +65,11 @@ class Checkpoint:
     """A checkpoint that has been read and verified."""
 
     step: int
-    """Of the checkpoint."""
     blocks: Mapping[int, SavedBlock]
     """Every block of the model, by number."""
     queue: SavedShards | None
     """State of the shard queue of asynchronous training."""
     options: Mapping[str, Any]
-    """Options of the optimizer."""
     passed_over: tuple[BadCheckpointError, ...] = field(default=())
     """Newer checkpoints that are bad, newest first, with the reason of each."""
     training: Mapping[str, Any] = field(default_factory=dict)

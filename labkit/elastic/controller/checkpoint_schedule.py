@@ -37,11 +37,8 @@ class WorkerBarrier:
     """Pauses the workers and lets them go on."""
 
     job: ControllerState
-    """With the workers."""
     out: CommandBuffer
-    """For orders to them."""
     pause: PauseInProgress | None = None
-    """The one in progress."""
     step_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the latest step of each asynchronous worker."""
     overdue: set[str] = field(default_factory=set)

@@ -48,17 +48,13 @@ class ControllerRuntime:
     """What the parts of the controller's process share."""
 
     folder: Path
-    """Of the job."""
     spec: Spec
-    """Of the job."""
     lease: Lease
     """From which timeouts derive."""
     loop: EventLoop
     """In whose thread all methods of the parts run, unless they say otherwise."""
     events: EventWriter
-    """Events of the job."""
     machine: Controller
-    """Decides."""
     execute: Callable[[list[Command]], None]
     """Carries out the commands of the machine."""
     remember: Callable[[], None]
@@ -87,7 +83,6 @@ class NewConnection:
     hello: Hello
     """What it says about itself; its certificate, if it has one, is for this name and role."""
     channel: Channel
-    """The connection."""
 
 
 @dataclass(frozen=True, slots=True)

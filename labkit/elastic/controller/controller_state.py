@@ -256,7 +256,6 @@ class Member:
     ever_joined: bool = False
     """Whether it has ever joined this controller or an earlier one; else it is still starting."""
     site: str = HERE
-    """Where it runs."""
 
 
 def leave_columns(
@@ -490,7 +489,6 @@ class SavedMachine(Struct):
     next_worker: Count
     """`next_server` and `next_worker`: number of the next member of each role."""
     lost: tuple[Text, ...]
-    """Hosts that are lost."""
     owners: tuple[Text, ...]
     moves: tuple[Count, ...]
     """`owners` and `moves`: of each block, by its number: its server, and how often it has changed its owner; empty
@@ -513,7 +511,6 @@ class SavedProcess(Struct):
 
     name: Text
     site: Text
-    """`name` and `site`: of the member."""
     pid: Count
     """Its number on its host; 0: not known yet."""
     begun_s: Number | None

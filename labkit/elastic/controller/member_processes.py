@@ -53,14 +53,12 @@ class ProcessRecord:
     """A process of a member."""
 
     site: Site
-    """Where it runs."""
     begun_s: float | None = None
     """When it was ordered to start, on the monotonic clock of this machine; None: it has joined an earlier
     controller."""
     pid: int = 0
     """Its number on its host; 0: not known yet."""
     channel: Channel | None = None
-    """Its connection."""
     early: NewConnection | None = None
     """A connection that came before the launcher of its host reported that the process runs."""
     code: int | None = None

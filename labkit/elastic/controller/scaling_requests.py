@@ -31,9 +31,7 @@ class ScalingRequest:
     workers: int = 0
     """`servers` and `workers`: how many more of each; below 0: fewer."""
     replace: tuple[str, ...] = ()
-    """Members that are to be replaced."""
     strategy: Strategy = "handover"
-    """One of `STRATEGIES`."""
     phase: str = "asked"
     """"asked"; then the published steps "registration", "assignment", "migration", ("following" with replicas,)
     "update"; with strategy "checkpoint": "saving" instead of assignment and migration."""

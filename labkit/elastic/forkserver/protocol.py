@@ -81,11 +81,8 @@ class ForkOrder(_Checked):
     argv: Sequence[str]
     """Interpreter, "-m", one of `MODULES`, and its arguments."""
     env: Mapping[str, str] = field(repr=False)
-    """Whole environment."""
     cwd: str
-    """Working directory."""
     cores: Sequence[int]
-    """Processor cores that it may use."""
     nice: int = 0
     """Added to the server's niceness, which equals that of its clients."""
     umask: int = 0o077

@@ -68,9 +68,7 @@ class Dialer:
     """Opens connections of a member."""
 
     endpoints: Endpoints
-    """Addresses and credentials."""
     lease: Lease
-    """Lease of the job."""
     hello: Callable[[], Mapping[str, object]]
     """Returns what the member says about itself."""
     route: Callable[[str, dict[str, Any]], dict[str, Any]]

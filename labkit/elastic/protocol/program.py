@@ -266,7 +266,6 @@ class Spec(Struct):
     sync: bool = True
     """True: all workers make an update together. False: each worker makes its own updates."""
     n_samples: Count = 0
-    """Samples of the dataset."""
     lease_s: Number = 3.0
     """Lease in seconds; all other timeouts derive from it."""
     start_s: Number = 300.0
@@ -274,7 +273,6 @@ class Spec(Struct):
     """`start_s` and `patience_s`: seconds that a process may take to join, and a worker for the gradient of one logical
     shard or minibatch."""
     scheme: Scheme = Scheme.SHM
-    """Transport between processes."""
     devices: tuple[Text, ...] = ()
     """Devices of the workers: worker i has device i modulo their number."""
     reach: NetworkConfig = field(default_factory=NetworkConfig)

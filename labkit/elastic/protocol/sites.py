@@ -43,7 +43,6 @@ class NetworkConfig:
     """Addresses and ports of the processes of a job."""
 
     network: NetworkMode = NetworkMode.LOCAL
-    """Transport between the processes."""
     hosts: tuple[str, ...] = ()
     """Addresses in turn: server i and worker i have `hosts[i % len(hosts)]`; the controller has the first."""
     ports: tuple[int, int] = (0, 0)

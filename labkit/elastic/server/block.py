@@ -176,7 +176,6 @@ class Block:
     """One block, with its optimizer state and its gradient sums."""
 
     number: int
-    """Which block."""
     params: Vector
     """(n,) float32."""
     state: dict[str, Vector]

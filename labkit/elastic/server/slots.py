@@ -64,7 +64,6 @@ class BlockSlot:
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Guards all other attributes."""
     block: Block | None = None
-    """The block, if it is here."""
     wanted: list[tuple[Channel, int]] = field(default_factory=list)
     """(connection, version): pulls that wait for a version."""
     sent: list[tuple[Channel, int]] = field(default_factory=list)
@@ -80,7 +79,6 @@ class BlockSlot:
     follower: Follower | None = None
     """The replica of this block on another server."""
     taken_bytes: int = 0
-    """Bytes of gradients received."""
     rate: Rate = field(default_factory=lambda: Rate(now_s=time.monotonic()))
     """Bytes of gradients per second since the block is here."""
     asks: list[PendingAck] = field(default_factory=list)

@@ -80,7 +80,6 @@ class Recipe:
     """An optimizer without its parameters."""
 
     kind: type
-    """Its class."""
     attributes: dict[str, Any]
     """Its attributes, without parameters, groups and state."""
     groups: tuple[tuple[str, ...], ...]

@@ -62,7 +62,6 @@ class ShardLease(NamedTuple):
     token: int
     """Names this lease and no other; needed to commit, renew or fail it."""
     worker: Worker
-    """Holder of the lease."""
     epoch: int
     start: int
     end: int
@@ -205,7 +204,6 @@ class ShardLog:
     """All positions below the cursor are committed, except those that wait, are leased, or have failed too often."""
 
     plan: ShardPlan
-    """The settings."""
     generation: int = 0
     """Upper bits of the tokens."""
     n_tokens: int = 0

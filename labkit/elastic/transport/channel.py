@@ -31,7 +31,6 @@ class Peer:
     hello: Mapping[str, Any] = field(default_factory=dict)
     """What the peer states about itself."""
     lease_s: float = 3.0
-    """Its lease."""
 
 
 @dataclass(frozen=True, slots=True)

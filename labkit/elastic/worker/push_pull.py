@@ -118,7 +118,6 @@ class Directives:
     afresh: bool = False
     """Whether the step in progress must be dropped."""
     owners: BlockOwners = field(default_factory=BlockOwners)
-    """Servers of the blocks."""
 
 
 One = tuple[str, int]

@@ -24,7 +24,6 @@ class BedProcess:
 
     pid: int
     parent: int
-    """`pid` and `parent`: numbers."""
     started: int
     """In clock ticks since the host started."""
     command: str

@@ -107,7 +107,6 @@ class RemoteJobState:
     scalings: JobScalings = field(default_factory=JobScalings)
     """Target and placements of its tasks."""
     progress: Progress = field(default_factory=Progress)
-    """How far it is."""
     task_numbers: TaskNumbers = field(default_factory=TaskNumbers)
     """Which member is which task."""
     amounts: list[TaskResources] = field(default_factory=list)

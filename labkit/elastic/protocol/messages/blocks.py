@@ -82,7 +82,6 @@ class BlocksMoved(Struct):
     address: Text
     """`owner` and `address`: name and address of the server; "": none, the era is over."""
     blocks: list[MovedBlock]
-    """The blocks."""
     era: Count
     """In which this holds."""
     gone: bool = False

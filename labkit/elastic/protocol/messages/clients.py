@@ -118,7 +118,6 @@ class ScaleJob(Request):
     workers: Whole = 0
     """`servers` and `workers`: how many more; below 0: fewer."""
     replace: list[Text] = field(default_factory=list)
-    """Members to replace."""
     place: dict[Text, list[Whole]] | None = None
     """Workers and servers of each site, instead."""
 

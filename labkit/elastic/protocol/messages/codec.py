@@ -235,7 +235,6 @@ class Hello(Struct):
     version: Count
     """Version of the messages that it sends."""
     pid: Count = 0
-    """Process number on its host."""
     address: Text = ""
     """At which other members reach it; "": they do not."""
     unable: Text = ""

@@ -113,9 +113,7 @@ class BeginTraining(Struct):
     pause: Count
     """Number of the pause in progress; 0: none (asynchronous training)."""
     owners: list[OwnedBlock]
-    """Server of each block."""
     replicas: list[ReplicasOfBlock] = field(default_factory=list)
-    """Replicas of all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +210,6 @@ class HandOver(Struct):
     """Hand blocks over to other servers."""
 
     moves: list[BlockMove]
-    """The blocks with their new owners."""
     version: Count | None
     """Version at which all of them leave; None: a few with each of the next versions."""
     turn: tuple[Count, Count] = (0, 1)
@@ -266,11 +263,9 @@ class SendCopies(Struct):
     """Send the controller the copies of blocks at a version, and drop those of earlier versions."""
 
     version: Count
-    """Of the copies."""
     turn: Count
     """Number of the controller's attempt, which the frames repeat as their offset."""
     blocks: list[Count]
-    """The blocks."""
 
 
 @dataclass(frozen=True, slots=True)

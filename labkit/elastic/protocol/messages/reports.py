@@ -330,7 +330,6 @@ class LimitsSet(MemberReport):
     memory_gb: Number | None
     """`cpus` and `memory_gb`: limits; None: no limit."""
     cores: list[Count]
-    """Cores that it may use."""
     how: Text
     """The way: see `labkit.elastic.process.limits`."""
     unable: list[Text]
