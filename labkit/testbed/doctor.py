@@ -343,17 +343,14 @@ def check_ports(
 class HostProbe:
     """The probe program on one host; it answers one question at a time.
 
+    Raise HostError if the host cannot be reached.
+
     Parameters
     ----------
     fleet : Fleet
         Connections.
     machine : Machine
         The host.
-
-    Raises
-    ------
-    HostError
-        If the host cannot be reached.
     """
 
     def __init__(self, fleet: Fleet, machine: Machine) -> None:

@@ -92,13 +92,7 @@ class MemberObserver(Protocol):
 
 
 class MemberProcesses:
-    """Starts and ends the processes of members, and watches their connections.
-
-    Attributes
-    ----------
-    remote : dict
-        Launchers of other hosts, by the name under which they connect.
-    """
+    """Starts and ends the processes of members, and watches their connections."""
 
     def __init__(self, runtime: ControllerRuntime, credentials: Credentials) -> None:
         self._runtime, self._credentials = runtime, credentials
@@ -109,6 +103,7 @@ class MemberProcesses:
         sites = list(self.sites.values())
         home, *others = hosts_of(sites)
         callbacks: dict[str, Any] = {"started": self.on_started, "ended": self._post_end}
+        # launchers of other hosts, by the name under which they connect
         self.remote = {
             launcher_name(host, sites): RemoteLauncher(host, papers=credentials.papers, **callbacks) for host in others
         }

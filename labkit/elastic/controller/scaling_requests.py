@@ -244,18 +244,11 @@ def _saved(request: ScalingRequest) -> SavedScaling:
 
 
 class JobOutcome:
-    """Ends the job, and knows how it ended.
-
-    Attributes
-    ----------
-    failure : str
-        Why the job failed; empty: it did not.
-    cause : Cause
-        Of the failure.
-    """
+    """Ends the job, and knows how it ended."""
 
     def __init__(self, job: ControllerState, out: CommandBuffer, requests: ScalingQueue) -> None:
         self._job, self._out, self._requests = job, out, requests
+        # `failure`: why the job failed; empty: it did not; `cause`: of the failure
         self.failure, self.cause = "", Cause.UNKNOWN
 
     def end(self, failure: str, *, cause: Cause = Cause.ERROR) -> None:

@@ -53,17 +53,6 @@ class Controller:
         See `Reassign`; with no owners at all it makes the first assignment.
     journal : callable, optional
         Takes each record of the shard service before it has any effect (asynchronous training).
-
-    Attributes
-    ----------
-    job : ControllerState
-        Members, block owners and progress.
-    requests : ScalingQueue
-        Requests to scale, and the one under way.
-    replication : Replication
-        Replicas of blocks.
-    checkpoints : CheckpointSchedule
-        Checkpoints that are being saved, and that are safe.
     """
 
     def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:
@@ -75,6 +64,7 @@ class Controller:
         self._shards = shards = ShardAssignment(job, out)
         self._barrier = barrier = WorkerBarrier(job, out)
         self._leases = leases = DataLeases(job, out, outcome, journal=journal)
+        # checkpoints that are being saved, and that are safe
         self.checkpoints = checkpoints = CheckpointSchedule(job, out, requests, barrier, leases, outcome)
         self._scaler = scaler = Scaler(job, out, requests, replication, barrier, checkpoints, shards, outcome, reassign)
         self._eras = eras = EraStart(

@@ -60,17 +60,11 @@ _not_before_s = [0.0]
 
 
 class ForkedProcess:
-    """A process that a fork server has started for this process.
-
-    Attributes
-    ----------
-    pid, start : int
-        Process number, and start in clock ticks since the host started.
-    server : Path
-        Socket of its fork server.
-    """
+    """A process that a fork server has started for this process."""
 
     def __init__(self, sock: socket.socket, pid: int, start: int, *, server: Path) -> None:
+        # `pid`, `start`: process number, and start in clock ticks since the host started; `server`: socket of its fork
+        # server
         self._sock, self.pid, self.start, self.server = sock, pid, start, server
         self._handle: int | None = None
         with contextlib.suppress(OSError):  # it may have ended, if another process started it

@@ -193,13 +193,6 @@ class Endpoints:
         Transport of connections other than that to the controller.
     name, role : str
         Name of the member, and "server", "worker" or "host" (a launcher).
-
-    Attributes
-    ----------
-    address : str
-        Address at which the member listens; "" for members that do not listen.
-    unable : str
-        Reason why it cannot listen though it should; "" otherwise.
     """
 
     def __init__(self, folder: Path, *, reach: NetworkConfig, scheme: str, name: str, role: str) -> None:
@@ -211,6 +204,8 @@ class Endpoints:
             self.data = self._control = Access(certificates=certificates)
         self._scheme = Scheme(scheme)
         self._sock: socket | None = None
+        # `address`: address at which the member listens; "" for members that do not listen; `unable`: reason why it
+        # cannot listen though it should; "" otherwise
         self.address = self.unable = ""
 
     def to_controller(self) -> dict[str, Any]:

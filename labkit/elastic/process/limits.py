@@ -41,10 +41,7 @@ WAYS: Final = (V2, V1, BRAKE, AFFINITY)
 class Amounts:
     """Limits of a process.
 
-    Raises
-    ------
-    InputError
-        If one is not finite and > 0.
+    Raise InputError if one is not finite and > 0.
     """
 
     cpus: float | None = None

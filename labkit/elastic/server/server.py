@@ -318,13 +318,7 @@ def update_s(busy_s: float, *, n_bytes: int, model_bytes: int) -> float | None:
 
 
 class ParameterServer:
-    """One server. The methods of its parts run in the threads of connections, each under the lock of one block.
-
-    Attributes
-    ----------
-    gradients, replies, handover, replicas
-        The handlers of pushes, pulls, hand-overs and replicas.
-    """
+    """One server. The methods of its parts run in the threads of connections, each under the lock of one block."""
 
     def __init__(
         self,
@@ -354,6 +348,7 @@ class ParameterServer:
             name, self.blocks, self.peers, self.replicas, sync=sync, report=report, settle=self._settle,
             advanced=self._advanced,
         )  # fmt: skip
+        # `gradients`, `replies`, `handover`, `replicas`: the handlers of pushes, pulls, hand-overs and replicas
         self.gradients = GradientUpdates(
             self.blocks, self.peers, replies=self.replies, replicas=self.replicas, handover=self.handover,
             optimizer=optimizer, n_shards=n_shards, sync=sync, report=report, copy=copy, rule_of=rule_of, norms=norms,

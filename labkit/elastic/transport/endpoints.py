@@ -256,10 +256,7 @@ BACKLOG = 128
 class Listener:
     """Listens at an address; each process that is accepted gets a connection and a handler.
 
-    Raises
-    ------
-    AddressError
-        If the address is taken, or this machine does not have it.
+    Raise AddressError if the address is taken, or this machine does not have it.
     """
 
     def __init__(

@@ -40,15 +40,7 @@ from labkit.elastic.worker.shard_gradients import FlatModel, ShardGradients
 
 
 class Worker:
-    """The training loop of one worker in synchronous mode.
-
-    Attributes
-    ----------
-    version : int
-        Of the parameters that it computes with.
-    training : bool
-        Whether it has such parameters.
-    """
+    """The training loop of one worker in synchronous mode."""
 
     def __init__(
         self,
@@ -72,6 +64,7 @@ class Worker:
         n_normed: int = 0,  # blocks of parameters, the first ones, where the norm of the whole gradient is limited
     ) -> None:
         self.flat, self.extents, self.n_steps = flat, extents, n_steps
+        # `version`: of the parameters that it computes with; `training`: whether it has such parameters
         self.version, self.training = 0, False
         self._blocks = range(len(extents))
         self._report = report

@@ -118,19 +118,12 @@ class Usage:
 class ProfilingSession:
     """A testbed while it is measured.
 
-    Attributes
-    ----------
-    jobs : Jobs
-        A job for each kind, in order.
-
-    Raises
-    ------
-    InputError
-        If a model is not known, or a host cannot be used; nothing runs then.
+    Raise InputError if a model is not known, or a host cannot be used; nothing runs then.
     """
 
     def __init__(self, inventory: Inventory, kinds: list[MeasuredKind], *, training: TrainingTable) -> None:
         self.inventory, self.cluster, self.kinds = inventory, inventory.cluster(), kinds
+        # a job for each kind, in order
         self.jobs = Jobs.of(
             arrival_s=[0.0] * len(kinds), total_steps=MANY, model=[kind.model for kind in kinds],
             sync=[kind.sync for kind in kinds], n_ps=1, name="profile",

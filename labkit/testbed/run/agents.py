@@ -241,16 +241,11 @@ class RunFence:
         The generation that last drove it from this folder; 0: none.
     take_over : bool
         Take it from a process that drives it now.
-
-    Attributes
-    ----------
-    generation : int
-        Of this process; 0: it does not drive the run yet.
-    taken_by : str
-        Which process has taken it over; empty: none.
     """
 
     def __init__(self, name: str, *, run: str, after: int = 0, take_over: bool = False) -> None:
+        # `generation`: of this process; 0: it does not drive the run yet; `taken_by`: which process has taken it over;
+        # empty: none
         self.name, self.run, self.generation, self.taken_by = name, run, 0, ""
         self._after, self._take_over, self._token = after, take_over, secrets.token_hex(8)
         self._by = f"process {os.getpid()} on {socket.gethostname()}"

@@ -159,19 +159,13 @@ class SshBackend:
     """Jobs that train on machines over SSH.
 
     Events are what happened: tasks are placed once the decision is taken, a job starts once it trains. Between
-    decisions the progress of each job is reported once a second, so `advance` may return without news.
+    decisions the progress of each job is reported once a second, so `advance` may return without news. Raise InputError
+    if a job cannot train, hosts cannot be used (all are named), or the run has no valid name.
 
     Attributes
     ----------
     live : bool
         True: `advance` may return without news.
-    dropped : dict
-        Id of each job that was given up -> why.
-
-    Raises
-    ------
-    InputError
-        If a job cannot train, hosts cannot be used (all are named), or the run has no valid name.
     """
 
     live = True
@@ -213,6 +207,7 @@ class SshBackend:
             jobs, self.cluster, ledger=self._ledger, hosts=self.hosts, backups=self._session.backups,
             retries=retries or Retries(), now_s=lambda: self.now_s, note=self._note, remember=self._remember,
         )  # fmt: skip
+        # `dropped`: id of each job that was given up -> why
         self._places, self.dropped = self._run_events.places, self._run_events.dropped
         self._note_start()
         every_s = self.training.measure_every_s

@@ -229,16 +229,13 @@ class LocalBridge(LocalStream):
 class TestbedSession:
     """All hosts of an inventory, ready for the jobs of a run.
 
+    Raise InputError if a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing
+    runs, and nothing is connected then.
+
     Attributes
     ----------
     notes : list of str
         Remarks on the hosts, in sentences.
-
-    Raises
-    ------
-    InputError
-        If a job cannot train, or a host cannot be used or has fewer GPUs than the inventory says; nothing runs, and
-        nothing is connected then.
     """
 
     def __init__(

@@ -85,20 +85,14 @@ def for_any_shell(script: str) -> str:
 
 
 class Opening:
-    """Separates the output of a login shell from that of the command.
-
-    Attributes
-    ----------
-    noise : bytes
-        Output before the mark, on either output.
-    group : int or None
-        The command's process group; None until it has begun.
-    """
+    """Separates the output of a login shell from that of the command."""
 
     def __init__(self) -> None:
         self._nonce = secrets.token_hex(8)
         self._mark = re.compile(rb"\036labkit-group %b (\d{1,20})\n" % self._nonce.encode())
         self._heads: dict[str, bytes | None] = {"stdout": b"", "stderr": b""}
+        # `noise`: output before the mark, on either output; `group`: the command's process group; None until it has
+        # begun
         self.noise, self.group = b"", None  # type: bytes, int | None
 
     def line(self, argv: Sequence[str] | str) -> str:
