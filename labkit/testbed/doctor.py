@@ -343,14 +343,7 @@ def check_ports(
 class HostProbe:
     """The probe program on one host; it answers one question at a time.
 
-    Raise HostError if the host cannot be reached.
-
-    Parameters
-    ----------
-    fleet : Fleet
-        Connections.
-    machine : Machine
-        The host.
+    Raise HostError if the host cannot be reached. `fleet`: connections. `machine`: the host.
     """
 
     def __init__(self, fleet: Fleet, machine: Machine) -> None:

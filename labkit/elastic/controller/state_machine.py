@@ -45,14 +45,9 @@ from labkit.elastic.shards import Journal, Record, SavedShards
 class Controller:
     """Decides all that happens to the members, blocks and checkpoints of a job.
 
-    Every method handles one event and returns the commands that follow from it, in their order.
-
-    Parameters
-    ----------
-    reassign : callable
-        See `Reassign`; with no owners at all it makes the first assignment.
-    journal : callable, optional
-        Takes each record of the shard service before it has any effect (asynchronous training).
+    Every method handles one event and returns the commands that follow from it, in their order. `reassign`: see
+    `Reassign`; with no owners at all it makes the first assignment. `journal`: takes each record of the shard service
+    before it has any effect (asynchronous training).
     """
 
     def __init__(self, terms: JobTerms, *, reassign: Reassign, journal: Journal | None = None) -> None:

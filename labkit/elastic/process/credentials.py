@@ -187,12 +187,8 @@ class Credentials:
 class Endpoints:
     """Addresses and credentials of one member, for every transport.
 
-    Parameters
-    ----------
-    scheme : str
-        Transport of connections other than that to the controller.
-    name, role : str
-        Name of the member, and "server", "worker" or "host" (a launcher).
+    `scheme`: transport of connections other than that to the controller. `name` and `role`: name of the member, and
+    "server", "worker" or "host" (a launcher).
     """
 
     def __init__(self, folder: Path, *, reach: NetworkConfig, scheme: str, name: str, role: str) -> None:

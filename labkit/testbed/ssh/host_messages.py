@@ -154,14 +154,8 @@ class Entries:
     """The entries that a host sends, in order.
 
     Raise HostMessageError while it is iterated, if a name is not plain, an entry is repeated or too large, or its hash
-    is wrong.
-
-    Parameters
-    ----------
-    most_bytes : int
-        Most bytes of all files together.
-    below : str
-        A path that all entries must be in; it and the folders above it need not be sent.
+    is wrong. `most_bytes`: most bytes of all files together. `below`: A path that all entries must be in; it and the
+    folders above it need not be sent.
     """
 
     def __init__(self, frames: HostMessages, *, most_bytes: int, below: str = "") -> None:
