@@ -23,14 +23,8 @@ PAUSE_S: Final = 0.02
 def read_events(path: Path, *, ended: threading.Event, follow: bool) -> Iterator[dict[str, Any]]:
     """Yield the events of a file in order.
 
-    Parameters
-    ----------
-    path : Path
-        File of the events; it may not exist yet.
-    ended : Event
-        Set when no more lines will come.
-    follow : bool
-        Wait for further events until `ended` is set; False: stop at the end of the file.
+    `path`: file of the events; it may not exist yet. `ended`: set when no more lines will come. `follow`: wait for
+    further events until `ended` is set; False: stop at the end of the file.
     """
     pause = threading.Event()
     while not path.exists():

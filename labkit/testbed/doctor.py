@@ -296,14 +296,7 @@ def check_reach(wanted: HostExpectation, *, trip_s: float, noise: bytes = b"") -
 def check_clock(wanted: HostExpectation, *, offset_s: float, bound_s: float) -> Finding:
     """Return a finding on the clock of a host against the one here, known to half a round trip.
 
-    Parameters
-    ----------
-    wanted : HostExpectation
-        The host.
-    offset_s : float
-        Time of the host minus the time here.
-    bound_s : float
-        Largest error of the offset.
+    `wanted`: the host. `offset_s`: time of the host minus the time here. `bound_s`: largest error of the offset.
     """
     beyond = abs(offset_s) - bound_s
     state = Severity.FAULT if beyond > WRONG_TIME_S else Severity.NOTE if beyond > LATE_S else Severity.OK

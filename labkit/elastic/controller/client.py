@@ -151,14 +151,9 @@ class _Closing(Handler):
 class ControllerSupervisor:
     """Starts the controller of a job, and starts it again while training goes on without it.
 
-    Parameters
-    ----------
-    secrets : Secrets or None
-        Given to each controller through a pipe; None for jobs without network.
-    ended : Event
-        Set when the controller has ended and is not started again.
-    lock : file, optional
-        The claimed lock of the folder, which each controller inherits; given up when the last of them has ended.
+    `secrets`: given to each controller through a pipe; None for jobs without network. `ended`: set when the controller
+    has ended and is not started again. `lock`: the claimed lock of the folder, which each controller inherits; given up
+    when the last of them has ended.
     """
 
     def __init__(

@@ -273,14 +273,8 @@ class Child:
 class ForkServer:
     """Forks processes on request, and sends their exit status.
 
-    Parameters
-    ----------
-    listener : socket.socket
-        Listening socket; renamed to `path` when the server is ready.
-    path : Path
-        Path of the socket; lock and log are in the same folder.
-    idle_s : float
-        Seconds without children and orders after which the server ends.
+    `listener`: listening socket; renamed to `path` when the server is ready. `path`: path of the socket; lock and log
+    are in the same folder. `idle_s`: seconds without children and orders after which the server ends.
     """
 
     def __init__(self, listener: socket.socket, path: Path, *, idle_s: float) -> None:

@@ -279,14 +279,8 @@ MemberTask = Order | InstallBlock | ControllerLost | SeekServer
 class MemberProcess:
     """A process of a job: the base of `ServerMember` and `WorkerMember`.
 
-    Parameters
-    ----------
-    folder : Path
-        Home of the member: its files and credentials.
-    name : str
-        Name of the member: ps-0, worker-3.
-    site : str
-        Site that holds it; "" for a job without sites.
+    `folder`: home of the member: its files and credentials. `name`: name of the member: ps-0, worker-3. `site`: site
+    that holds it; "" for a job without sites.
     """
 
     role = ""

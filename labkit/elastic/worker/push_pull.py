@@ -361,14 +361,8 @@ class PushPull:
     def push_update(self, gradient: Vector, targets: Iterable[Target], *, era: int, worker: int, number: int) -> None:
         """Push the gradient of an asynchronous update to the owners of blocks.
 
-        Parameters
-        ----------
-        gradient : array
-            (N,) float32, over all blocks.
-        era : int
-            In which the targets are right; servers ignore frames of an earlier era.
-        worker, number : int
-            Number of this worker, and of its update: a server applies each once.
+        `gradient`: (N,) float32, over all blocks. `era`: in which the targets are right; servers ignore frames of an
+        earlier era. `worker` and `number`: number of this worker, and of its update: a server applies each once.
         """
         for block, owner, moves, base in targets:
             first, n = self._extents[block]

@@ -171,14 +171,8 @@ class RemoteJob:
     ) -> None:
         """Set where its tasks are to sit from now on.
 
-        Parameters
-        ----------
-        place : dict or None
-            Site -> (workers, servers); None: the job is to stop.
-        beside : str, optional
-            Task of the job that it shares GPUs with.
-        amounts : sequence of TaskResources
-            Cores and memory of its tasks; none: no limits.
+        `place`: site -> (workers, servers); None: the job is to stop. `beside`: task of the job that it shares GPUs
+        with. `amounts`: cores and memory of its tasks; none: no limits.
         """
         with self._state.change:
             self._state.scalings.target, self._claims.beside = place or None, beside

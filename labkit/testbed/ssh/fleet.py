@@ -71,14 +71,8 @@ MAX_THREADS = 64
 def together(do: Callable[[T], R], things: Iterable[T], *, give_up: Callable[[], None]) -> list[R]:
     """Return the result of `do` for each thing, each in a thread of its own.
 
-    Parameters
-    ----------
-    do : callable
-        Takes a thing; must end soon after `give_up`.
-    things : iterable
-        In the order of the answers.
-    give_up : callable
-        Called if one raises or the user interrupts; fails what the threads wait for.
+    `do`: takes a thing; must end soon after `give_up`. `things`: in the order of the answers. `give_up`: called if one
+    raises or the user interrupts; fails what the threads wait for.
     """
     listed = list(things)
     with ThreadPoolExecutor(max(len(listed), 1)) as pool:
@@ -154,11 +148,7 @@ def get_file(begin: Begin, python: str, source: str, target: Path, *, timeout_s:
     """Read a file from a host, first under a temporary name; return its size.
 
     Raise FileError if it cannot be read there, or written here, or its hash is wrong; HostError as `RemoteCommand.run`.
-
-    Parameters
-    ----------
-    python : str
-        The Python there that sends it, with its length and SHA-256.
+    `python`: the Python there that sends it, with its length and SHA-256.
     """
     partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     with _named_errors(f"write {target} here"):
