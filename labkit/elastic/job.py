@@ -23,19 +23,7 @@ from labkit.elastic.job_logs import EVERY_S, NewLines, failed, log_of, read_even
 from labkit.elastic.process.causes import cause_named
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.limits import Amounts
-from labkit.elastic.protocol.messages.clients import (
-    Accepted,
-    BalanceJob,
-    GetStatus,
-    JobStatus,
-    LostMember,
-    MemberLimit,
-    MemberStatus,
-    ResizeMembers,
-    ScaleJob,
-    ScalingAccepted,
-    StopJob,
-)
+from labkit.elastic.protocol.messages import clients
 from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.protocol.sites import hosts_of, launcher_name
 from labkit.elastic.result import Result, rescued_in
@@ -64,11 +52,11 @@ class Status:
     phase: str
     step: int
     loss: float | None
-    members: list[MemberStatus]
-    lost: list[LostMember] = field(default_factory=list)
+    members: list[clients.MemberStatus]
+    lost: list[clients.LostMember] = field(default_factory=list)
 
     @classmethod
-    def of(cls, answer: JobStatus) -> Self:
+    def of(cls, answer: clients.JobStatus) -> Self:
         """Return the status that a controller answered."""
         loss = None if answer.loss is None else decoded(answer.loss)
         return cls(answer.phase, answer.step, loss, answer.members, answer.lost)
@@ -80,7 +68,7 @@ class Status:
         losses = [event for event in known if event["event"] == "loss"]
         last: Mapping[str, Any] = max(losses, key=lambda e: int(e["version"]), default={"version": -1, "loss": None})
         lost_events = [event for event in known if event["event"] == "left" and not event["expected"]]
-        lost = [LostMember(*(event[of.name] for of in fields(LostMember))) for event in lost_events]
+        lost = [clients.LostMember(*(event[of.name] for of in fields(clients.LostMember))) for event in lost_events]
         return cls("over", last["version"] + 1, last["loss"], [], lost[-LOST_KNOWN:])
 
 
@@ -168,7 +156,7 @@ class Job:
             If a role would have no member, or there would be more servers than blocks; the job goes on unchanged.
         """
         replaced = list(replace)
-        self._client.ask(ScaleJob(new_id(), strategy, servers, workers, replaced), ScalingAccepted)
+        self._client.ask(clients.ScaleJob(new_id(), strategy, servers, workers, replaced), clients.ScalingAccepted)
 
     def place(self, place: Mapping[str, Sequence[int]], *, strategy: str = "handover") -> int:
         """Set the numbers of workers and servers on each site: one scaling that adds, removes and moves members.
@@ -195,7 +183,7 @@ class Job:
             than blocks; the job goes on unchanged.
         """
         wanted = {site: list(numbers) for site, numbers in place.items()}
-        return self._client.ask(ScaleJob(new_id(), strategy, place=wanted), ScalingAccepted).scaling
+        return self._client.ask(clients.ScaleJob(new_id(), strategy, place=wanted), clients.ScalingAccepted).scaling
 
     def balance(self, *, strategy: str = "handover") -> int:
         """Redistribute the blocks over the servers by the gradient bytes of each block, while training goes on.
@@ -218,7 +206,7 @@ class Job:
         InputError
             If there is no such strategy; the job goes on unchanged.
         """
-        return self._client.ask(BalanceJob(new_id(), strategy), ScalingAccepted).scaling
+        return self._client.ask(clients.BalanceJob(new_id(), strategy), clients.ScalingAccepted).scaling
 
     def resize(self, amounts: Mapping[str, tuple[float | None, float | None]]) -> None:
         """Give members other cores and memory without a restart.
@@ -238,8 +226,8 @@ class Job:
         InputError
             If there is no such member, or an amount is not finite and > 0; the job goes on unchanged.
         """
-        limits = {name: MemberLimit(*astuple(Amounts(*amount))) for name, amount in amounts.items()}
-        self._client.ask(ResizeMembers(limits), Accepted)
+        limits = {name: clients.MemberLimit(*astuple(Amounts(*amount))) for name, amount in amounts.items()}
+        self._client.ask(clients.ResizeMembers(limits), clients.Accepted)
 
     def stop(self, *, save: bool = False) -> None:
         """End the job before its last step.
@@ -253,7 +241,7 @@ class Job:
             Write a checkpoint first, so that no completed step is lost.
         """
         with contextlib.suppress(OverError):
-            self._client.ask(StopJob(save), Accepted)
+            self._client.ask(clients.StopJob(save), clients.Accepted)
 
     def delete(self) -> None:
         """End the job, if it still runs, and remove its folder, unless `start` was given that folder.
@@ -279,7 +267,7 @@ class Job:
             If the controller does not answer; the job goes on.
         """
         try:
-            return Status.of(self._client.ask(GetStatus(), JobStatus))
+            return Status.of(self._client.ask(clients.GetStatus(), clients.JobStatus))
         except OverError:
             return Status.at_end(self.events(follow=False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -46,3 +47,32 @@ def peer_uid(sock: socket.socket) -> int:
     """Return the user id of the process at the other end, according to the kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])
+
+
+def listening(path: str | os.PathLike[str], *, backlog: int) -> socket.socket:
+    """Return a socket that listens at a path, to which only its owner can connect; a former one goes."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        with reached(path) as address:
+            sock.bind(address)
+        os.chmod(path, 0o600)
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def connected(path: str | os.PathLike[str], *, timeout_s: float | None = None) -> socket.socket:
+    """Return a connection to the socket at a path, with that timeout; OSError if no process listens."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(timeout_s)
+    try:
+        with reached(path) as address:
+            sock.connect(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock

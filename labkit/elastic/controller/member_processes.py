@@ -23,18 +23,7 @@ from labkit.elastic.process.credentials import Credentials
 from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher
 from labkit.elastic.process.limits import Amounts
 from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, decode_readings, readings
-from labkit.elastic.protocol.messages.clients import (
-    Hosting,
-    LauncherReport,
-    Leaving,
-    MeasuredUsage,
-    MemberEnded,
-    MemberLimit,
-    MemberStarted,
-    StartFailed,
-    StartMember,
-    UsageMeasured,
-)
+from labkit.elastic.protocol.messages import clients
 from labkit.elastic.protocol.messages.codec import FrameKind, encode
 from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop
 from labkit.elastic.protocol.sites import Site, hosts_of, launcher_name
@@ -194,7 +183,7 @@ class MemberProcesses:
         name, site = command.name, self.sites[command.site]
         self._records[name] = ProcessRecord(site, time.monotonic())
         try:
-            self.launcher(name).start(StartMember(name, command.role, site, gently=gently))
+            self.launcher(name).start(clients.StartMember(name, command.role, site, gently=gently))
         except (OSError, RuntimeError, MemoryError, subprocess.SubprocessError) as error:
             self._loop.post(self.on_unable, name, f"cannot be started: {error}")
             self._loop.post(self.on_ended, name, -1)
@@ -390,7 +379,7 @@ class ResourceUse:
 
     # --- limits
 
-    def resize(self, limits: Mapping[str, MemberLimit]) -> None:
+    def resize(self, limits: Mapping[str, clients.MemberLimit]) -> None:
         """Give members other limits; one that has not joined gets them when it does.
 
         Raise InputError if a member is unknown or leaving, or an amount is not finite and above 0. `asked`: cores and
@@ -440,7 +429,7 @@ class ResourceUse:
             self._next_event_s = now_s + every_s
             self._record(self._event_gauge.used(usage))
 
-    def on_remote_readings(self, sent: Mapping[str, MeasuredUsage]) -> None:
+    def on_remote_readings(self, sent: Mapping[str, clients.MeasuredUsage]) -> None:
         """Take the readings that the launcher of another host has sent."""
         self._remote.update(decode_readings(sent))
 
@@ -484,30 +473,28 @@ class RemoteHosts:
         for launcher in self._launchers.values():
             launcher.end()
 
-    def on_report(self, name: str, channel: Channel, report: LauncherReport) -> None:
+    def on_report(self, name: str, channel: Channel, report: clients.LauncherReport) -> None:
         """Handle a report of a launcher: its first one names the members that run on its host."""
         launcher = self._launchers[name]
-        if isinstance(report, Hosting):
+        if isinstance(report, clients.Hosting):
             self._runtime.events.write("host", {"host": launcher.host, "running": sorted(report.running)})
             self._runtime.execute(self._runtime.machine.host_back(launcher.host))
             launcher.here(channel, report.running)
         elif channel is launcher.channel:
             self._handle(launcher, report)
 
-    def _handle(
-        self, launcher: RemoteLauncher, report: MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
-    ) -> None:
+    def _handle(self, launcher: RemoteLauncher, report: clients.LauncherNews) -> None:
         match report:
-            case MemberStarted():
+            case clients.MemberStarted():
                 launcher.started(report.name, report.pid)
-            case MemberEnded():
+            case clients.MemberEnded():
                 launcher.ended(report.name, report.code)
-            case StartFailed():
+            case clients.StartFailed():
                 if not launcher.wait(report.name, timeout_s=0):
                     self._processes.on_unable(report.name, report.why)
-            case UsageMeasured():
+            case clients.UsageMeasured():
                 self._resources.on_remote_readings(report.readings)
-            case Leaving():
+            case clients.Leaving():
                 launcher.channel = None
                 self._on_missed(launcher, launcher.turn)
             case _:

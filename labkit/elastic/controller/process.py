@@ -69,20 +69,7 @@ from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.local_members import end_members
 from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
-from labkit.elastic.protocol.messages import reports
-from labkit.elastic.protocol.messages.clients import (
-    Accepted,
-    BalanceJob,
-    ClientAnswer,
-    ClientRequest,
-    GetStatus,
-    JobStatus,
-    MemberStatus,
-    ResizeMembers,
-    ScaleJob,
-    ScalingAccepted,
-    StopJob,
-)
+from labkit.elastic.protocol.messages import clients, reports
 from labkit.elastic.protocol.messages.codec import JobFileError, MessageError, decode, encode
 from labkit.elastic.protocol.program import CONTROLLER_SOCKET, Spec
 from labkit.elastic.protocol.sites import HOST, Refusals
@@ -417,7 +404,7 @@ class ClientRequests:
     def on_request(self, channel: Channel, message: Message) -> None:
         """Carry out a request and answer it; the client may have disconnected meanwhile."""
         try:
-            answer = self._answer(decode(ClientRequest, message.meta))
+            answer = self._answer(decode(clients.ClientRequest, message.meta))
         except (InputError, MessageError) as error:
             with contextlib.suppress(TransportError):
                 channel.refuse(message, str(error))
@@ -425,22 +412,22 @@ class ClientRequests:
             with contextlib.suppress(TransportError):
                 channel.reply(message, meta=encode(answer))
 
-    def _answer(self, request: ClientRequest) -> ClientAnswer:
+    def _answer(self, request: clients.ClientRequest) -> clients.ClientAnswer:
         match request:
-            case GetStatus():
+            case clients.GetStatus():
                 return self._status()
-            case StopJob():
+            case clients.StopJob():
                 self._runtime.execute(self._machine.stop(save=request.save))
-                return Accepted()
-            case ResizeMembers():
+                return clients.Accepted()
+            case clients.ResizeMembers():
                 self._resources.resize(request.limits)
-                return Accepted()
-            case ScaleJob() | BalanceJob():
-                return ScalingAccepted(self._scaling(request))
+                return clients.Accepted()
+            case clients.ScaleJob() | clients.BalanceJob():
+                return clients.ScalingAccepted(self._scaling(request))
             case _:
                 assert_never(request)
 
-    def _scaling(self, request: ScaleJob | BalanceJob) -> int:
+    def _scaling(self, request: clients.ScaleJob | clients.BalanceJob) -> int:
         """Return the number of a scaling; one that a client repeats on another connection is carried out once."""
         if request.id not in self.scalings:
             commands = self._scale(request)
@@ -449,23 +436,23 @@ class ClientRequests:
             self._runtime.execute(commands)
         return self.scalings[request.id]
 
-    def _scale(self, request: ScaleJob | BalanceJob) -> list[Command]:
-        if isinstance(request, BalanceJob):
+    def _scale(self, request: clients.ScaleJob | clients.BalanceJob) -> list[Command]:
+        if isinstance(request, clients.BalanceJob):
             return self._machine.balance(strategy=request.strategy)
         return self._machine.scale(
             servers=request.servers, workers=request.workers, replace=request.replace, place=request.place,
             strategy=request.strategy,
         )  # fmt: skip
 
-    def _status(self) -> JobStatus:
+    def _status(self) -> clients.JobStatus:
         job, events = self._machine.job, self._runtime.events
         members = [self._member(m) for m in (*job.of("server"), *job.of("worker"))]
-        return JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))
+        return clients.JobStatus(job.phase, job.progress, events.loss, members, list(events.lost))
 
-    def _member(self, member: Member) -> MemberStatus:
+    def _member(self, member: Member) -> clients.MemberStatus:
         """Return a member's name, role, site, process number and connection; what it uses, and its limits."""
         used, limit = self._resources.used(member.name), self._resources.limit(member.name)
-        return MemberStatus(
+        return clients.MemberStatus(
             member.name, member.role, member.site, self._processes.pid(member.name), member.joined, used.cores,
             used.memory_gb, limit.cpus, limit.memory_gb,
         )  # fmt: skip

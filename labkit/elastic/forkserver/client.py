@@ -38,7 +38,7 @@ from labkit.elastic.forkserver.protocol import (
     OrderFrames,
     encode,
 )
-from labkit.system.unix_sockets import peer_uid, reached
+from labkit.system.unix_sockets import connected, listening, peer_uid
 
 PATIENCE_S: Final = 120.0
 """Seconds that a server may take for its imports on a busy machine."""
@@ -219,15 +219,10 @@ def _path(settings: place.Settings, env: Mapping[str, str]) -> Path:
 
 
 def _connected(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        with reached(path) as address:
-            sock.connect(address)
-        if peer_uid(sock) != os.getuid():
-            raise ConnectionRefusedError(f"{path} is not served by user {os.getuid()}")
-    except OSError:
+    sock = connected(path)
+    if peer_uid(sock) != os.getuid():
         sock.close()
-        raise
+        raise ConnectionRefusedError(f"{path} is not served by user {os.getuid()}")
     return sock
 
 
@@ -246,12 +241,7 @@ def _begin(path: Path, env: Mapping[str, str], settings: place.Settings) -> None
         if _answers(path) or _answers(early):
             return
         path.unlink(missing_ok=True)
-        early.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as listener, place.log_of(path).open("wb") as log:
-            with reached(early) as address:
-                listener.bind(address)
-            early.chmod(0o600)
-            listener.listen(256)
+        with listening(early, backlog=256) as listener, place.log_of(path).open("wb") as log:
             line = [
                 sys.executable,
                 "-c",

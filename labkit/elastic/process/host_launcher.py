@@ -29,19 +29,7 @@ from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, End
 from labkit.elastic.process.launchers import LocalProcesses
 from labkit.elastic.process.local_members import running
 from labkit.elastic.process.usage import EVERY_S, encode_readings, readings
-from labkit.elastic.protocol.messages.clients import (
-    EndLauncher,
-    Hosting,
-    KillMember,
-    LauncherOrder,
-    LauncherReport,
-    Leaving,
-    MemberEnded,
-    MemberStarted,
-    StartFailed,
-    StartMember,
-    UsageMeasured,
-)
+from labkit.elastic.protocol.messages import clients
 from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, hello
 from labkit.elastic.protocol.program import Spec
 from labkit.elastic.protocol.sites import HOST, NOWHERE_ELSE
@@ -59,7 +47,7 @@ class ConnectionLost:
     channel: Channel | None
 
 
-LauncherTask = LauncherOrder | MemberEnded | ConnectionLost
+LauncherTask = clients.LauncherOrder | clients.MemberEnded | ConnectionLost
 """What the loop of a launcher carries out."""
 
 
@@ -72,7 +60,7 @@ class LauncherOrders(Handler):
     def received(self, channel: Channel, message: Message) -> None:  # noqa: ARG002
         """Pass it on."""
         if message.head.kind == FrameKind.ORDER:
-            self._inbox.put(decode(LauncherOrder, message.meta))
+            self._inbox.put(decode(clients.LauncherOrder, message.meta))
 
     def closed(self, channel: Channel, reason: TransportError | None) -> None:  # noqa: ARG002
         """Pass it on."""
@@ -93,7 +81,9 @@ class HostLauncher:
         self.channel: Channel | None = None
         self.here: set[str] = set()
         self._every_s, self._next_look_s = min(EVERY_S, self.spec.measure_every_s or EVERY_S), 0.0
-        self.processes = LocalProcesses(folder, ended=lambda name, code: self.inbox.put(MemberEnded(name, code)))
+        self.processes = LocalProcesses(
+            folder, ended=lambda name, code: self.inbox.put(clients.MemberEnded(name, code))
+        )
         for name, pid in running(folder).items():  # started by a launcher that was killed
             self.here.add(name)
             self.processes.adopt(name, pid, NOWHERE_ELSE)
@@ -122,7 +112,7 @@ class HostLauncher:
             self._next_look_s = now_s + self._every_s
             usage = readings({name: self.processes.pids[name] for name in self.here})
             if usage:
-                self._report(UsageMeasured(encode_readings(usage)))
+                self._report(clients.UsageMeasured(encode_readings(usage)))
 
     # --- the connection
 
@@ -139,12 +129,12 @@ class HostLauncher:
                 why = str(error)
                 self.over.wait(self.lease.heartbeat_s)
             else:
-                self._report(Hosting({name: self.processes.pids[name] for name in self.here}))
+                self._report(clients.Hosting({name: self.processes.pids[name] for name in self.here}))
                 return
         if not self.over.is_set():
             self.stop(f"no controller for {PATIENCE_LEASES * self.lease.base_s} s: {why}")
 
-    def _report(self, report: LauncherReport) -> None:
+    def _report(self, report: clients.LauncherReport) -> None:
         if self.channel is not None:
             with contextlib.suppress(TransportError):  # the next connection begins with a report of all members
                 self.channel.send(FrameKind.REPORT, meta=encode(report))
@@ -153,13 +143,13 @@ class HostLauncher:
 
     def _carry_out(self, task: LauncherTask) -> None:
         match task:
-            case StartMember():
+            case clients.StartMember():
                 self._start(task)
-            case KillMember():
+            case clients.KillMember():
                 self.processes.kill(task.name)
-            case EndLauncher():
+            case clients.EndLauncher():
                 self.stop("the job is over")
-            case MemberEnded():
+            case clients.MemberEnded():
                 self._ended(task)
             case ConnectionLost():
                 if task.channel is self.channel and not self.over.is_set():
@@ -167,18 +157,18 @@ class HostLauncher:
             case _:
                 assert_never(task)
 
-    def _start(self, order: StartMember) -> None:
+    def _start(self, order: clients.StartMember) -> None:
         if order.name not in self.here:
             try:
                 self.processes.spawn(order, self._furnish(order))
             except (OSError, InputError) as error:
-                self._report(StartFailed(order.name, f"cannot be started: {error}"[:300]))
-                self._report(MemberEnded(order.name, -1))
+                self._report(clients.StartFailed(order.name, f"cannot be started: {error}"[:300]))
+                self._report(clients.MemberEnded(order.name, -1))
                 return
             self.here.add(order.name)
-        self._report(MemberStarted(order.name, self.processes.pids[order.name]))
+        self._report(clients.MemberStarted(order.name, self.processes.pids[order.name]))
 
-    def _furnish(self, order: StartMember) -> Path:
+    def _furnish(self, order: clients.StartMember) -> Path:
         """Make the home of a member: its own certificate and key, and files of the job."""
         if not _MEMBER.fullmatch(order.name):
             raise InputError(f"a member named '{order.name[:60]}'; expected for example worker-0.")
@@ -193,7 +183,7 @@ class HostLauncher:
             os.link(self.folder / name, home / name)
         return home
 
-    def _ended(self, member: MemberEnded) -> None:
+    def _ended(self, member: clients.MemberEnded) -> None:
         self.here.discard(member.name)
         shutil.rmtree(self.folder / MEMBERS / member.name, ignore_errors=True)
         self._report(member)
@@ -209,7 +199,7 @@ class HostLauncher:
             key.unlink(missing_ok=True)
         for name in self.here:
             self.processes.wait(name, timeout_s=self.lease.base_s)
-        self._report(Leaving())
+        self._report(clients.Leaving())
         if self.channel is not None:
             self.channel.close()
         shutil.rmtree(self.folder / MEMBERS, ignore_errors=True)

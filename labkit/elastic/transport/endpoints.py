@@ -31,7 +31,8 @@ from labkit.elastic.transport.connection_limits import (
 from labkit.elastic.transport.errors import AccessError, AddressError, TransportError, UnreachableError
 from labkit.elastic.transport.frames import Intake
 from labkit.elastic.transport.streams import SocketStream, Stream
-from labkit.system.unix_sockets import UNIX_PATH_BYTES, fits, reached
+from labkit.system import unix_sockets
+from labkit.system.unix_sockets import UNIX_PATH_BYTES, fits
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -183,15 +184,7 @@ def connected(address: Address, lease: Lease) -> socket.socket:
     try:
         if not address.is_local:
             return socket.create_connection((address.host, address.port), timeout=lease.greeting_s)
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(lease.greeting_s)
-            with reached(address.path) as short:
-                sock.connect(short)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        return unix_sockets.connected(address.path, timeout_s=lease.greeting_s)
     except OSError as error:
         raise UnreachableError(
             f"no process answers at {address} ({error.strerror or error}); is the process that listens there alive?"
@@ -432,16 +425,10 @@ def _bound_unix(address: Address) -> socket.socket:
     private_folder(path.parent)
     if path.exists():
         _remove_if_dead(address)
-    sock = socket.socket(socket.AF_UNIX)
     try:
-        with reached(address.path) as short:
-            sock.bind(short)
-        path.chmod(0o600)
-        sock.listen(BACKLOG)
+        return unix_sockets.listening(path, backlog=BACKLOG)
     except OSError as error:
-        sock.close()
         raise AddressError(f"cannot listen at {address}: {error.strerror}.") from None
-    return sock
 
 
 def _remove_if_dead(address: Address) -> None:
@@ -449,11 +436,9 @@ def _remove_if_dead(address: Address) -> None:
     path = Path(address.path)
     if not path.is_socket():
         raise AddressError(f"cannot listen at {address}: something that is no socket is there; remove it.")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            with reached(address.path) as short:
-                probe.connect(short)
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
+    try:
+        unix_sockets.connected(path).close()
+    except OSError:
+        path.unlink(missing_ok=True)
+        return
     raise AddressError(f"cannot listen at {address}: another process listens there; give another name.")

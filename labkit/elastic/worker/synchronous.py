@@ -10,27 +10,9 @@ from typing import Any, assert_never
 
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.blocks import Vector
-from labkit.elastic.protocol.messages import reports
+from labkit.elastic.protocol.messages import orders, reports
 from labkit.elastic.protocol.messages.blocks import BlockNorms, BlocksMoved, ReplicasAdded, WholeNorm
 from labkit.elastic.protocol.messages.codec import FrameKind, at, decode, era_and_version
-from labkit.elastic.protocol.messages.orders import (
-    AssignShards,
-    BeginTraining,
-    ConfirmLeases,
-    FinishStep,
-    GrantLease,
-    Halt,
-    OwnedBlock,
-    Pause,
-    PauseAtVersion,
-    ReportState,
-    Resume,
-    RevokeLease,
-    SetOwners,
-    SetReplicas,
-    Stop,
-    TrainingOrder,
-)
 from labkit.elastic.protocol.summation_tree import Node
 from labkit.elastic.server.update_rule import whole_norm
 from labkit.elastic.transport import Channel, Head, Message
@@ -199,49 +181,51 @@ class Worker:
     def on_controller_lost(self) -> None:
         """Do nothing: steps go on without a controller."""
 
-    def on_order(self, order: TrainingOrder) -> None:
+    def on_order(self, order: orders.TrainingOrder) -> None:
         """Take an order of the controller."""
         with self._changed:
             self._take(order)
             self._changed.notify_all()
 
-    def _take(self, order: TrainingOrder) -> None:  # noqa: C901 - a case for each order
-        orders = self._orders
+    def _take(self, order: orders.TrainingOrder) -> None:  # noqa: C901 - a case for each order
+        latest = self._orders
         match order:
-            case BeginTraining():
+            case orders.BeginTraining():
                 self._begin_era(order)
-            case SetReplicas():
-                self._replicas.settle(order.blocks, owner=orders.owners.owner, here=order.servers)
-            case AssignShards():
-                orders.shards, orders.dealt = (order.first, order.last), True
-            case SetOwners():
+            case orders.SetReplicas():
+                self._replicas.settle(order.blocks, owner=latest.owners.owner, here=order.servers)
+            case orders.AssignShards():
+                latest.shards, latest.dealt = (order.first, order.last), True
+            case orders.SetOwners():
                 self._correct_owners(order.era, order.owners)
-            case PauseAtVersion():
-                orders.hold_at = order.version
-            case Resume():
-                orders.hold_at = None
-            case Halt():
-                orders.era, orders.start, orders.afresh = order.era, None, True
-            case FinishStep():
+            case orders.PauseAtVersion():
+                latest.hold_at = order.version
+            case orders.Resume():
+                latest.hold_at = None
+            case orders.Halt():
+                latest.era, latest.start, latest.afresh = order.era, None, True
+            case orders.FinishStep():
                 self._finishing = True
-            case Stop():
-                orders.stop = True
-            case Pause() | GrantLease() | ConfirmLeases() | RevokeLease() | ReportState():
+            case orders.Stop():
+                latest.stop = True
+            case orders.GrantLease() | orders.ConfirmLeases() | orders.RevokeLease():
                 pass  # of asynchronous training
+            case orders.Pause() | orders.ReportState():
+                pass  # of asynchronous training, too
             case _:
                 assert_never(order)
 
-    def _begin_era(self, order: BeginTraining) -> None:
+    def _begin_era(self, order: orders.BeginTraining) -> None:
         if self._orders.owners.owner and order.era == self._orders.era:
             # without a new start: servers may still read the gradients of this step
             self._correct_owners(order.era, order.owners)
         else:
-            orders = Directives(era=order.era, start=order.version, shards=order.shards, afresh=True)
-            orders.owners.begin(order.owners)
-            self._orders = orders  # replaced as a whole: a loop that is pushing reads owners without the lock
+            latest = Directives(era=order.era, start=order.version, shards=order.shards, afresh=True)
+            latest.owners.begin(order.owners)
+            self._orders = latest  # replaced as a whole: a loop that is pushing reads owners without the lock
         self._replicas.known.settle(order.replicas, begin=True)
 
-    def _correct_owners(self, era: int, owned: Sequence[OwnedBlock]) -> None:
+    def _correct_owners(self, era: int, owned: Sequence[orders.OwnedBlock]) -> None:
         """Set the present owners of blocks, as the controller knows them."""
         owners = self._orders.owners
         if era == self._orders.era:
@@ -272,10 +256,10 @@ class Worker:
         """Pull the version that the era begins with, once the controller has named it; return it."""
         with self._changed:
             self._changed.wait_for(lambda: self._ends() or self._orders.start is not None)
-            orders = self._orders
-            if orders.stop or orders.start is None:
+            latest = self._orders
+            if latest.stop or latest.start is None:
                 raise Halted
-            version, orders.start, orders.afresh = orders.start, None, False
+            version, latest.start, latest.afresh = latest.start, None, False
         self._want(version)
         self._wait_for_version()
         self._report(reports.TrainingBegun(version, era=self._era))
@@ -293,8 +277,8 @@ class Worker:
         return version + 1
 
     def _hold(self, version: int) -> None:
-        orders = self._orders
-        if orders.hold_at is None or version < orders.hold_at:
+        latest = self._orders
+        if latest.hold_at is None or version < latest.hold_at:
             return
         began = time.perf_counter()
         self._report(reports.Paused(version))
@@ -303,8 +287,8 @@ class Worker:
         self._report(reports.Resumed(version, time.perf_counter() - began))
 
     def _may_go_on(self, version: int) -> bool:
-        orders = self._orders
-        return orders.hold_at is None or orders.hold_at > version or orders.stop or orders.afresh
+        latest = self._orders
+        return latest.hold_at is None or latest.hold_at > version or latest.stop or latest.afresh
 
     def _want(self, version: int) -> None:
         with self._changed:
@@ -354,9 +338,9 @@ class Worker:
             with self._changed:
                 self._changed.wait_for(self._has_news)
                 self._check()
-                orders, again = self._orders, self._replicas.once_more()
-                moved = sorted(orders.owners.changed & self._missing)
-                orders.owners.changed, orders.dealt = set(), False
+                latest, again = self._orders, self._replicas.once_more()
+                moved = sorted(latest.owners.changed & self._missing)
+                latest.owners.changed, latest.dealt = set(), False
                 norm = self._norm if self._norm_due or moved or again else None
                 self._norm_due = False
             self._pull(moved)
@@ -365,14 +349,14 @@ class Worker:
                 blocks = sorted({*moved, *chain.from_iterable(again.values())})
                 self._push(node, gradient, blocks, self._wanted - 1)
             if norm is not None:
-                servers = {*orders.owners.owner.values(), *self._replicas.servers()}
+                servers = {*latest.owners.owner.values(), *self._replicas.servers()}
                 self._servers.send_norm(sorted(servers), norm, step=at(self._era, self._wanted - 1))
             if computing is not None and not self._complete():
                 self._compute(computing)
 
     def _has_news(self) -> bool:
-        orders = self._orders
-        news = orders.stop or orders.afresh or orders.owners.changed or orders.dealt or self._replicas.again
+        latest = self._orders
+        news = latest.stop or latest.afresh or latest.owners.changed or latest.dealt or self._replicas.again
         return bool(news or self._norm_due or self._complete())
 
     def _finish_step(self, version: int, began: float, computed: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.system.private_files import write_private
-from labkit.system.unix_sockets import reached
+from labkit.system.unix_sockets import listening
 from labkit.testbed.agent.bridge import build
 from labkit.testbed.agent.connections import ClientConnection, accept
 from labkit.testbed.agent.folder_layout import LOCK, SOCKET, STATE, boot_id, call, code_of, read_json
@@ -75,13 +75,7 @@ def _taken(folder: Path) -> str:
 
 def listen(folder: Path) -> socket.socket:
     """Listen on the agent's socket; only its owner can connect."""
-    with contextlib.suppress(FileNotFoundError):
-        (folder / SOCKET).unlink()
-    listener = socket.socket(socket.AF_UNIX)
-    with reached(folder / SOCKET) as address:
-        listener.bind(address)
-    (folder / SOCKET).chmod(0o600)
-    listener.listen(64)
+    listener = listening(folder / SOCKET, backlog=64)
     listener.setblocking(False)
     return listener
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from labkit.system.private_files import write_private
 from labkit.system.proc import Identity
-from labkit.system.unix_sockets import reached
+from labkit.system.unix_sockets import connected
 from labkit.testbed.agent.messages import Refusal, check_name
 
 SOCKET: Final = "agent.sock"
@@ -133,14 +133,7 @@ def put_file(folder: Path, names: list[str], data: bytes, *, mode: int) -> None:
 
 def call(folder: Path, name: str) -> socket.socket:
     """Connect to the socket of that name in a folder; OSError if no process listens."""
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        with reached(folder / name) as address:
-            sock.connect(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return connected(folder / name)
 
 
 def code_of(folder: Path, task: str) -> int | None:

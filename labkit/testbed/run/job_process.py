@@ -30,7 +30,7 @@ from labkit.elastic.process.causes import name_of
 from labkit.elastic.proof import OFF
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS
 from labkit.system.private_files import write_private
-from labkit.system.unix_sockets import peer_uid, reached
+from labkit.system.unix_sockets import listening, peer_uid
 from labkit.testbed.run.job_events import JobResult
 from labkit.testbed.run.job_messages import (
     REQUEST,
@@ -69,7 +69,7 @@ PREDECESSOR_S: Final = 20.0
 @contextlib.contextmanager
 def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
     """Answer orders at a socket in the folder, from processes of the same user; yield its path."""
-    with _listening(folder, name) as sock:
+    with listening(folder / name, backlog=16) as sock:
         threading.Thread(target=_accept, args=(sock, answer), name=name, daemon=True).start()
         try:
             yield folder / name
@@ -77,20 +77,6 @@ def serving(folder: Path, name: str, answer: OrderAnswer) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             (folder / name).unlink(missing_ok=True)
-
-
-def _listening(folder: Path, name: str) -> socket.socket:
-    """Return a listening socket that only processes of this user can connect to."""
-    (folder / name).unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        with reached(folder / name) as address:
-            sock.bind(address)
-    finally:
-        os.umask(before)
-    sock.listen(16)
-    return sock
 
 
 def _accept(sock: socket.socket, answer: OrderAnswer) -> None:

@@ -249,4 +249,5 @@ class Leaving(Struct):
     """The launcher ends, and all its members have ended."""
 
 
-LauncherReport = Hosting | MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
+LauncherNews = MemberStarted | MemberEnded | StartFailed | UsageMeasured | Leaving
+LauncherReport = Hosting | LauncherNews
