@@ -23,8 +23,7 @@ from benchmarks import Row, size
 from labkit.elastic import Job, models, start
 from labkit.elastic.controller.job_files import now
 from labkit.elastic.data import dataset
-from labkit.elastic.process.limits import CHOICE, trees_here
-from labkit.elastic.process.usage import cpu_s
+from labkit.elastic.process.limits import CHOICE, cpu_s, trees_here
 
 COMMAND = "python -m benchmarks dlrover_real"
 WIDTH = 0.3

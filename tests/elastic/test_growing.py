@@ -11,7 +11,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.elastic import models, start
 from labkit.elastic.data import dataset
-from labkit.elastic.process.usage import resident_bytes
+from labkit.elastic.process.limits import resident_bytes
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.server.block import PAGE, Block, GrowingValues, copies, grown, in_use, mapped, runs
 from labkit.elastic.server.optimizers import optimizer

@@ -23,11 +23,11 @@ from labkit.elastic.process.limits import (
     ControlGroup,
     Trees,
     chosen,
+    cpu_s,
     give,
     old_trees,
     writable_group,
 )
-from labkit.elastic.process.usage import cpu_s
 from tests.hang import HANG_S
 
 ALL = sorted(os.sched_getaffinity(0))

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from labkit.elastic import Job, start
-from labkit.elastic.process.limits import trees_here
-from labkit.elastic.process.usage import GB, resident_bytes
+from labkit.elastic.process.limits import GB, resident_bytes, trees_here
 from tests.hang import HANG_S
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from labkit.elastic.process.usage import (
+from labkit.elastic.process.limits import (
     Gauge,
     MemberUsage,
     UsageReading,

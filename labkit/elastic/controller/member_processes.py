@@ -21,8 +21,7 @@ from labkit.elastic.job_logs import last_line
 from labkit.elastic.process.causes import BY_FORCE, NO_MEMORY, OOM_KILLED, PATIENCE_LEASES, of_exit
 from labkit.elastic.process.credentials import Credentials
 from labkit.elastic.process.launchers import Launcher, LocalLauncher, RemoteLauncher
-from labkit.elastic.process.limits import Amounts
-from labkit.elastic.process.usage import EVERY_S, Gauge, MemberUsage, UsageReading, decode_readings, readings
+from labkit.elastic.process.limits import EVERY_S, Amounts, Gauge, MemberUsage, UsageReading, decode_readings, readings
 from labkit.elastic.protocol.messages import clients
 from labkit.elastic.protocol.messages.codec import FrameKind, encode
 from labkit.elastic.protocol.messages.orders import Order, SetLimits, Stop

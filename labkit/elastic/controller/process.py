@@ -66,8 +66,8 @@ from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.process.causes import FAILED, NO_MEMORY, name_of
 from labkit.elastic.process.credentials import Credentials, Secrets
+from labkit.elastic.process.limits import EVERY_S
 from labkit.elastic.process.local_members import end_members
-from labkit.elastic.process.usage import EVERY_S
 from labkit.elastic.protocol.blocks import TENSOR
 from labkit.elastic.protocol.messages import clients, reports
 from labkit.elastic.protocol.messages.codec import JobFileError, MessageError, decode, encode

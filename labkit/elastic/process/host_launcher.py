@@ -27,8 +27,8 @@ from labkit.core.errors import InputError
 from labkit.elastic.process.causes import PATIENCE_LEASES
 from labkit.elastic.process.credentials import ADDRESS, CARD, FILE, MEMBERS, Endpoints, unpack
 from labkit.elastic.process.launchers import LocalProcesses
+from labkit.elastic.process.limits import EVERY_S, encode_readings, readings
 from labkit.elastic.process.local_members import running
-from labkit.elastic.process.usage import EVERY_S, encode_readings, readings
 from labkit.elastic.protocol.messages import clients
 from labkit.elastic.protocol.messages.codec import FrameKind, decode, encode, hello
 from labkit.elastic.protocol.program import Spec
