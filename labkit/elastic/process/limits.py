@@ -1,6 +1,7 @@
 """What processes use of cores and memory, and limits of a running one, changed without a restart.
 
-There are four ways to limit, each with the interface `Limits`. `LABKIT_LIMITS` names one; else the first available one is used:
+There are four ways to limit, each with the interface `Limits`. `LABKIT_LIMITS` names one; else the first available one
+is used:
 
 v2, v1
     A control group, of cgroup v2 or v1: shares of cores, and memory. They need folders that this user may write.
