@@ -274,7 +274,6 @@ def has_loop(path: Path) -> bool:
 
 
 def _of_loop(loss: LoopLoss) -> OwnTraining:
-    """Return the training of a script that has come to its loop."""
     loop = loss.loop
     options: dict[str, Any] = {**loop.options, "steps": loop.steps}
     given = {name: options.pop(name) for name in ("schedule", "state") if name in options}

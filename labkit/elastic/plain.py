@@ -152,8 +152,6 @@ def _named(name: str, options: Mapping[str, Any], model: Any) -> Any:
 
 
 class _Buffers:
-    """The buffers of a model over micro-batches."""
-
     def __init__(self, model: Any, own: Sequence[str], n: int) -> None:
         self._model, self._n = model, n
         self._now = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -511,7 +511,6 @@ def _facts(probe: HostProbe, wanted: HostExpectation, *, torch: bool) -> list[Fi
 def _connect(
     probe: HostProbe, wanted: HostExpectation, inventory: Inventory, ports: dict[str, EchoPort]
 ) -> list[Finding]:
-    """Connect from a host to the ports of all others."""
     others = {machine.name: machine.address for machine in inventory if machine.name != wanted.name}
     peers = {
         name: (others[name], each.port, each.word)

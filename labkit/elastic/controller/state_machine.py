@@ -415,7 +415,6 @@ class ReportHandlers:
     # --- steps of the workers
 
     def _on_begun(self, member: Member, report: reports.TrainingBegun) -> None:
-        """Handle the report that a worker has the parameters of a version."""
         member.ready = member.begun = True
         self.barrier.overdue.discard(member.name)
         member.version = report.version
@@ -434,7 +433,6 @@ class ReportHandlers:
             self.eras.go_back()
 
     def _on_update(self, member: Member, report: reports.UpdateDone) -> None:
-        """Handle the report that an asynchronous worker has made an update."""
         self.barrier.on_step(member.name, report.compute_s + report.wait_s)
         self.leases.on_update(member, report)
         self.checkpoints.save_when_due()
@@ -448,12 +446,10 @@ class ReportHandlers:
         self.checkpoints.on_step()
 
     def _on_done(self, member: Member, report: reports.TrainingDone) -> None:
-        """Handle the report that a worker has completed its last step."""
         member.version = report.version
         self.checkpoints.end_when_done()
 
     def _on_paused(self, member: Member, report: reports.Paused) -> None:
-        """Handle the report that a worker has paused."""
         self.barrier.on_paused(member.name, report.number)
 
     def _on_resumed(self, member: Member, report: reports.Resumed) -> None:

@@ -292,7 +292,6 @@ def key(env: Mapping[str, str]) -> str:
 
 
 def _sources() -> Iterator[str]:
-    """Yield path, size and time of each file of labkit."""
     folders = [str(ROOT / "labkit")]
     for folder in folders:
         for each in sorted(os.scandir(folder), key=lambda each: each.name):

@@ -233,7 +233,6 @@ class BlockUpdates:
 
 
 def _own(value: Any) -> Any:
-    """Return a value that an optimizer may change."""
     return value.contiguous().clone() if hasattr(value, "clone") else value
 
 

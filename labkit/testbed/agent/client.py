@@ -148,8 +148,6 @@ class ByteStream(Protocol):
 
 
 class _Answer:
-    """The answer to a request, once it arrives."""
-
     def __init__(self) -> None:
         self.done = threading.Event()
         self.ok: Any = None

@@ -73,7 +73,6 @@ def _maybe(nvml: Any, ask: Callable[[], Any]) -> Any:
 
 
 def _mig(mode: list[int] | None) -> bool:
-    """Return whether a GPU is partitioned now."""
     return bool(mode and mode[0])
 
 

@@ -152,7 +152,6 @@ def _is_ours(order: SpawnRequest) -> bool:
 
 @contextlib.contextmanager
 def _files(folder: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield stdin, stdout and stderr of a task."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         log = os.open(folder / LOG, TO_LOG, 0o600)

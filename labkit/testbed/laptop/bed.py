@@ -381,7 +381,6 @@ def down(folder: str | Path | None = None) -> bool:
 
 
 def _end(plan: BedPlan) -> None:
-    """End all processes of a bed."""
     if left := end(lambda: all_of(plan)):
         raise BedError(f"these processes of the bed do not end: {', '.join(map(_describe, left))}.")
 

@@ -269,7 +269,6 @@ def _measure(
 
 
 def _last(found: Measurements, number: int) -> GangPace | None:
-    """Return the last measured pace of a job."""
     mine = [pace for (of, _), pace in found.paces.items() if of == number]
     return mine[-1] if mine else None
 

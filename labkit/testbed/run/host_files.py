@@ -103,8 +103,6 @@ def _ends(agent: Agent, run: str, task: str) -> str:
 
 
 class _Reader:
-    """The logs of one run on one host."""
-
     def __init__(self, agent: Agent, run: str, on_line: Callable[[str], None], *, lines: int) -> None:
         self._agent, self._run, self._on_line, self._lines = agent, run, on_line, lines
         self._threads: list[threading.Thread] = []

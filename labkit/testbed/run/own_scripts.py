@@ -172,7 +172,6 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _entries(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each file of a folder."""
     n_bytes = n_files = 0
     odd: list[str] = []
     for root, folders, names in os.walk(source):

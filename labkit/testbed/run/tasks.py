@@ -139,7 +139,6 @@ class TaskNumbers:
 
 
 def _seats(rows: Sequence[Row]) -> Iterator[Seat]:
-    """Return the seats of a job's tasks, in the order of its rows."""
     taken: dict[tuple[int, str], int] = defaultdict(int)
     for role, site, n in rows:
         for _ in range(n):

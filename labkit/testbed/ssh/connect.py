@@ -175,8 +175,6 @@ def transport(sock: Any, **options: Any) -> paramiko.Transport:
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
-    """Refuses unknown host keys."""
-
     def __init__(self, machine: Machine, known_hosts: Path) -> None:
         self.machine, self.known_hosts = machine, known_hosts
 
