@@ -26,12 +26,13 @@ from labkit.elastic.protocol.summation_tree import Node, cover
 from labkit.elastic.server.block import Block, CopyOnWriteUpdates, Pushed, SeqlockUpdates
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.server import Arrivals, ParameterServer
-from labkit.elastic.transport import Connection, FrameError, Handler, Message, pair
+from labkit.elastic.transport import Connection, FrameError, Handler, Message
 from labkit.elastic.transport.shared_arrays import LINE, SharedArray, SharedArrayPool, SharedRegions, fetch
 from labkit.elastic.worker.asynchronous import AsyncWorker
 from labkit.elastic.worker.push_pull import FromServers
 from labkit.elastic.worker.shard_gradients import FlatModel
 from labkit.elastic.worker.synchronous import Worker
+from tests.elastic.transport.ends import pair
 
 N = 1000
 

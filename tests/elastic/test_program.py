@@ -28,7 +28,8 @@ from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.protocol.messages.codec import decode
 from labkit.elastic.protocol.messages.reports import Failed, LacksReplicas, Report, ShardLoss, ShardLosses, TrainingDone
 from labkit.elastic.protocol.program import find_modules, module_paths
-from labkit.elastic.transport import Channel, Handler, Message, pair
+from labkit.elastic.transport import Channel, Handler, Message
+from tests.elastic.transport.ends import pair
 from tests.hang import HANG_S
 
 

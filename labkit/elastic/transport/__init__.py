@@ -7,7 +7,7 @@ from labkit.elastic.transport.certificates import Authority, Certificates, priva
 from labkit.elastic.transport.channel import Buffer, Channel, Handler, Message, Peer, Reply
 from labkit.elastic.transport.connection import Connection
 from labkit.elastic.transport.connection_limits import MIB, SLICE_BYTES, Counts, Lease, PeerLimits
-from labkit.elastic.transport.endpoints import Access, Address, Listener, Scheme, bound, connect, new_token, pair
+from labkit.elastic.transport.endpoints import Access, Address, Listener, Scheme, bound, connect, new_token
 from labkit.elastic.transport.errors import (
     AccessError,
     AddressError,
@@ -59,7 +59,6 @@ __all__ = [
     "bound",
     "connect",
     "new_token",
-    "pair",
     "private_folder",
     "slices",
 ]

@@ -222,27 +222,6 @@ def _peer_uid(sock: socket.socket, uid: int) -> str:
     return f"uid {found} process {pid}"
 
 
-def pair(
-    one: Handler,
-    other: Handler,
-    *,
-    lease: Lease = DEFAULT_LEASE,
-    limits: PeerLimits = DEFAULT_LIMITS,
-    shares: bool = False,
-) -> tuple[Connection, Connection]:
-    """Return two connected ends in this process, without an address: for tests, and for jobs in one process."""
-    ends = []
-    for sock, handler in zip(socket.socketpair(), (one, other), strict=True):
-        stream = SocketStream(sock, beat_s=lease.heartbeat_s)
-        ends.append(
-            Connection(
-                stream, peer=Peer("this process"), handler=handler, lease=lease, limits=limits, n_greeted=0,
-                shares=shares,
-            )
-        )  # fmt: skip
-    return ends[0].start(), ends[1].start()
-
-
 BACKLOG = 128
 
 

@@ -8,8 +8,20 @@ import socket
 import threading
 from typing import Any
 
-from labkit.elastic.transport import Channel, Handler, Head, Message, PeerLimits, TransportError
+from labkit.elastic.transport import (
+    Channel,
+    Connection,
+    Handler,
+    Head,
+    Lease,
+    Message,
+    Peer,
+    PeerLimits,
+    TransportError,
+)
+from labkit.elastic.transport.connection_limits import DEFAULT_LEASE, DEFAULT_LIMITS
 from labkit.elastic.transport.frames import HEADER, decode_meta, encode_meta, pack, unpack, verify
+from labkit.elastic.transport.streams import SocketStream
 from tests.hang import HANG_S
 
 
@@ -32,6 +44,27 @@ def decode(raw: bytes, *, limits: PeerLimits) -> tuple[Head, dict[str, Any], byt
     verify(header, raw[HEADER.size : middle], check)
     meta = decode_meta(raw[HEADER.size : middle])
     return None if len(raw) < end else (head, meta, raw[middle:end], raw[end:])
+
+
+def pair(
+    one: Handler,
+    other: Handler,
+    *,
+    lease: Lease = DEFAULT_LEASE,
+    limits: PeerLimits = DEFAULT_LIMITS,
+    shares: bool = False,
+) -> tuple[Connection, Connection]:
+    """Return two connected ends in this process, without an address: for tests."""
+    ends = []
+    for sock, handler in zip(socket.socketpair(), (one, other), strict=True):
+        stream = SocketStream(sock, beat_s=lease.heartbeat_s)
+        ends.append(
+            Connection(
+                stream, peer=Peer("this process"), handler=handler, lease=lease, limits=limits, n_greeted=0,
+                shares=shares,
+            )
+        )  # fmt: skip
+    return ends[0].start(), ends[1].start()
 
 
 class Noting(Handler):

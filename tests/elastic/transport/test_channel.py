@@ -22,11 +22,10 @@ from labkit.elastic.transport import (
     PeerLostError,
     Region,
     RemoteError,
-    pair,
 )
 from labkit.elastic.transport.frames import encode_meta
 from tests.elastic.transport.conftest import SCHEMES
-from tests.elastic.transport.ends import Echo, Noting
+from tests.elastic.transport.ends import Echo, Noting, pair
 from tests.hang import HANG_S
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
