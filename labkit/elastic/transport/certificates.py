@@ -48,7 +48,7 @@ class Certificates:
 
 
 class Authority:
-    """The authority of one job; its key stays in this process's memory, unless it is saved.
+    """The authority of one job; its key stays in the memory of this process, and of one that it is handed to.
 
     `job`: name of the job: letters, digits, dots and hyphens. `now`: the time, for tests.
     """
@@ -84,18 +84,6 @@ class Authority:
             certificates.key.name: key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
         }
 
-    def save(self, folder: Path) -> Path:
-        """Write the authority and its key to a file of mode 0600, for a restarted controller; return its path."""
-        private_folder(folder)
-        write_private(folder / "authority.key", self.dump())
-        return folder / "authority.key"
-
-    @classmethod
-    def load(cls, path: Path, *, job: str) -> Self:
-        """Read what `save` wrote; raise AccessError if other users can read it, or it is of another job."""
-        check_private(path)
-        return cls.parse(path.read_bytes(), job=job, source=str(path))
-
     def dump(self) -> bytes:
         """Return the authority and its key as PEM, for a process that issues certificates."""
         from cryptography.hazmat.primitives import serialization
@@ -105,7 +93,7 @@ class Authority:
         return key + self.certificate.public_bytes(pem)
 
     @classmethod
-    def parse(cls, raw: bytes, *, job: str, source: str = "what was handed over") -> Self:
+    def parse(cls, raw: bytes, *, job: str) -> Self:
         """Read what `dump` returned; raise AccessError if it is of another job."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
@@ -114,9 +102,8 @@ class Authority:
         authority._key = serialization.load_pem_private_key(raw, password=None)  # type: ignore[assignment]
         authority.certificate = x509.load_pem_x509_certificate(raw)
         if authority.certificate.subject != authority._name():
-            raise AccessError(
-                f"{source} holds the {authority.certificate.subject.rfc4514_string()}, not that of {job}."
-            )
+            held = authority.certificate.subject.rfc4514_string()
+            raise AccessError(f"what was handed over holds the {held}, not that of {job}.")
         authority._valid = authority.certificate.not_valid_before_utc, authority.certificate.not_valid_after_utc
         return authority
 
