@@ -650,3 +650,9 @@ def bind(vector: Any, model: Any) -> None:
     params = list(model.parameters())
     for p, part in zip(params, torch.from_numpy(vector).split([p.numel() for p in params]), strict=True):
         p.data = part.view(p.shape)
+
+
+def part_of(cut: Any, name: str, vector: Any) -> Any:
+    """Return a parameter of a flat vector in its shape, as a view."""
+    p = next(p for p in cut.params if p.name == name)
+    return vector[p.first : p.first + p.n].reshape(p.shape)

@@ -32,6 +32,7 @@ from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
 from labkit.elastic.server.update_rule import NormClipping, whole_norm
 from labkit.elastic.verification import VerifiedTraining, hash_seeds, verify
+from tests.elastic.stage import part_of
 
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 3
 
@@ -150,7 +151,7 @@ def test_blocks_step_an_optimizer_of_torch_with_its_bits(name: str) -> None:
     for step in range(1, 21):
         gradient = rng.normal(size=cut.n).astype(np.float32)
         for p, part in zip(plain.parameters(), cut.params, strict=True):
-            p.grad = torch.from_numpy(cut.param(part.name, gradient).copy())
+            p.grad = torch.from_numpy(part_of(cut, part.name, gradient).copy())
         own.step()
         for number, (first, n) in enumerate(cut.extents):
             block = updates.of_block(cut.of_block(number), first, Rates(updates))
@@ -252,7 +253,7 @@ def test_norms_of_parameters_give_the_bits_of_clip_grad_norm() -> None:
     clipping = NormClipping(0.5, cut)
     gradient = np.random.default_rng(0).normal(size=cut.n).astype(np.float32)
     for p, part in zip(model.parameters(), cut.params, strict=True):
-        p.grad = torch.from_numpy(cut.param(part.name, gradient).copy())
+        p.grad = torch.from_numpy(part_of(cut, part.name, gradient).copy())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     parts = {number: clipping.of_block(number, part) for number, part in enumerate(cut.blocks(gradient))}
     bits = whole_norm(dict(reversed(parts.items())))
@@ -260,7 +261,7 @@ def test_norms_of_parameters_give_the_bits_of_clip_grad_norm() -> None:
     clipping.limit(gradient, bits)
     for p, part in zip(model.parameters(), cut.params, strict=True):
         assert p.grad is not None
-        assert np.array_equal(cut.param(part.name, gradient), p.grad.numpy())
+        assert np.array_equal(part_of(cut, part.name, gradient), p.grad.numpy())
 
 
 def test_a_block_waits_with_its_whole_sum_and_takes_no_gradient_twice_meanwhile() -> None:

@@ -143,18 +143,6 @@ class Layout:
         """Return all blocks of a flat vector, as views."""
         return [self.block(number, vector) for number in range(self.n_blocks)]
 
-    def param(self, name: str, vector: Vector) -> NDArray[np.float32]:
-        """Return a parameter of a flat vector in its shape, as a view.
-
-        Raise InputError if the model has no such parameter.
-        """
-        from labkit.core.errors import unknown
-
-        for p in self.params:
-            if p.name == name:
-                return vector[p.first : p.first + p.n].reshape(p.shape)
-        raise unknown("parameter", name, (p.name for p in self.params))
-
 
 def small_blocks(servers: int, *, most_servers: int = 0) -> int:
     """Return how many blocks a job with a small model has at least: for twice its servers, or for `most_servers`.
