@@ -118,6 +118,11 @@ def is_ours(pid: int) -> bool:
         return False
 
 
+def memory_bytes() -> int:
+    """Return the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def alive(process: Identity) -> bool:
     """Return whether exactly this process still runs."""
     found = stat(process.pid)

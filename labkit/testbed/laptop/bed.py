@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from labkit.core.consent import keep
 from labkit.core.errors import InputError, unknown
 from labkit.system.private_files import write_private
+from labkit.system.proc import memory_bytes
 from labkit.testbed.errors import BedError
 from labkit.testbed.inventory import Inventory
 from labkit.testbed.laptop.networks import (
@@ -75,7 +76,7 @@ def inventory_text(plan: BedPlan, *, gpus: int, cpus: float | None, memory_gb: f
     """Return the inventory of a bed; its hosts are divided among pods in order."""
     n = len(plan.slots)
     cpus = cpus if cpus is not None else max(round((os.cpu_count() or 1) / n, 2), 0.1)
-    memory_gb = memory_gb if memory_gb is not None else max(round(_memory_gb() / n, 2), 0.1)
+    memory_gb = memory_gb if memory_gb is not None else max(round(memory_bytes() / 1e9 / n, 2), 0.1)
     proxy = proxy_command(plan, python=sys.executable)
     common = ({"proxy_command": proxy} if proxy else {}) | {
         "user": user_name(),
@@ -122,13 +123,6 @@ def _quoted(path: Path) -> str:
 
 def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _memory_gb() -> float:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    except (ValueError, OSError):
-        return 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from labkit.core.files import refuse_closed
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
 from labkit.elastic.protocol.sites import JobPlacement
+from labkit.system.proc import memory_bytes
 from labkit.testbed.agent.bridge import search_path
 from labkit.testbed.inventory import Inventory, Machine
 from labkit.testbed.run.agents import AgentPool, Changed, OnReading, RunFence
@@ -74,15 +75,11 @@ def local_inventory(folder: Path, *, cores: float | None = None, memory_gb: floa
         raise InputError(f"{n:g} cores are to be shared; expected more than 0 and at most the {there} of this machine.")
     refuse_closed(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    memory = _memory_gb() if memory_gb is None else memory_gb
+    memory = memory_bytes() / 1e9 if memory_gb is None else memory_gb
     agent = json.dumps(str(folder.absolute() / AGENT))
     path = folder / f"{n:g}-{'core' if n == 1 else 'cores'}.toml"
     path.write_text(HOST.format(name=NAME, cpus=float(n), memory_gb=round(memory, 3), folder=agent))
     return Inventory.read(path)
-
-
-def _memory_gb() -> float:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
 
 
 class LocalFleet(Fleet):
