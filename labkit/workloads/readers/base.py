@@ -281,7 +281,7 @@ def table_of(
     quoted = separator in QUOTED and '"' in text
     records = _quoted_records(path, text, separator, expected) if quoted else None
     wrong = _wrong_widths(text, records, separator=separator, n_cells=len(cells))
-    if repair is not None and header and (wrong or _headers_again(text, first)):
+    if repair is not None and header and (wrong or _headers_again(text, first, cells, separator)):
         return _mended(path, text, records, cells, separator=separator, columns=columns, repair=repair)  # fmt: skip
     if wrong:
         faults = [f"line {number}: {n} cells; expected {len(cells)}, separated by {separator!r}" for number, n in wrong]
@@ -311,10 +311,13 @@ class LineRepair(NamedTuple):
         Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
     whole : callable
         The cells of a row that has too many, or None.
+    goes_on : callable
+        Whether a row with these cells may have been cut: it lacks some, or the last one is free text.
     """
 
     begins: Callable[[Sequence[str], Sequence[str]], bool]
     whole: Callable[[list[str], Sequence[str]], list[str] | None]
+    goes_on: Callable[[Sequence[str], Sequence[str]], bool] = lambda cells, names: len(cells) < len(names)
 
 
 NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
@@ -344,8 +347,22 @@ def _wrong_widths(text: str, records: list[Record] | None, *, separator: str, n_
     return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_FAULTS_TOLD))
 
 
-def _headers_again(text: str, header: str) -> bool:
-    return text.count(header) > 1 and any(line == header for _, line in islice(each_line(text), 1, None))
+def _headers_again(text: str, header: str, names: Sequence[str], separator: str) -> bool:
+    """Return whether a header stands among the rows: lines that begin with the name of a column are looked at."""
+    begins = "|".join(re.escape(name) for name in names if name.strip())
+    found = re.compile(rf'\n"?(?:{begins})"?{re.escape(separator)}[^\r\n]*').finditer(text, len(header))
+    return any(is_header(_cells(match[0].strip("\n"), separator), names) for match in found)
+
+
+def is_header(cells: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether a row is a header, of these columns or of most of them among others.
+
+    >>> is_header(["id", "end", "gpus"], ["id", "gpus", "end"]), is_header(["id", "3", "4"], ["id", "gpus", "end"])
+    (True, False)
+    """
+    there = {cell.strip().lower() for cell in cells} - {""}
+    known = {name.strip().lower() for name in names} - {""}
+    return 2 * len(there & known) > len(known) and len(there & known) > 1
 
 
 def _mended(
@@ -358,26 +375,29 @@ def _mended(
     columns: Sequence[str],
     repair: LineRepair,
 ) -> TraceTable:
-    """Return the rows of a text in which some lines are no rows as they stand."""
+    """Return the rows of a text in which some lines are no rows as they stand; each header is that of those below it."""
     each = ((number, line.split(separator)) for number, line in each_line(text)) if records is None else iter(records)
     rows, lost = list[Record](), list[str]()
     n_headers = n_fixed = 0
-    kept = [header.index(column) for column in columns]
-    seen: dict[str, str] = {}  # equal cells are one object: a large table has few that differ
+    width, kept = len(header), [header.index(column) for column in columns]
+    seen: dict[str, str] = {"": ""}  # equal cells are one object: a large table has few that differ
 
     def keep(number: int, cells: list[str]) -> None:
-        rows.append((number, [seen.setdefault(cells[i], cells[i]) for i in kept]))
+        rows.append((number, [seen.setdefault(cells[i], cells[i]) if i >= 0 else "" for i in kept]))
 
-    for number, cells in islice(_joined(each, header, repair), 1, None):
-        if cells == header:
+    for number, cells, names in islice(_joined(each, header, repair), 1, None):
+        if cells is names:
             n_headers += 1
-        elif len(cells) == len(header):
+            plain = [name.strip().lower() for name in names]
+            width = len(names)
+            kept = [plain.index(name) if (name := column.strip().lower()) in plain else -1 for column in columns]
+        elif len(cells) == width:
             keep(number, cells)
-        elif (whole := repair.whole(cells, header)) is not None:
+        elif (whole := repair.whole(cells, names)) is not None:
             keep(number, whole)
             n_fixed += 1
         else:
-            lost.append(f"line {number}: {len(cells)} cells; expected {len(header)}, separated by {separator!r}")
+            lost.append(f"line {number}: {len(cells)} cells; expected {width}, separated by {separator!r}")
     if lost and len(lost) >= len(rows):
         raise TraceError(told(str(path), lost))
     table = TraceTable(path, _parsed(rows, columns), text=text, header=True, lines=[number for number, _ in rows])
@@ -396,19 +416,28 @@ def _parsed(rows: list[Record], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(made, columns=list(columns), dtype=object)
 
 
-def _joined(records: Iterator[Record], header: list[str], repair: LineRepair) -> Iterator[Record]:
-    """Yield records in which what a newline in a cell had cut is one again."""
+def _joined(
+    records: Iterator[Record], header: list[str], repair: LineRepair
+) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield records with the header that they stand under, which for a header is itself; what newlines cut is one."""
     before: Record | None = None
+    names, known = header, set(header) - {""}
     for number, cells in records:
-        short = before is not None and (len(before[1]) < len(header) or len(cells) < len(header))
-        if before is not None and short and cells != header and not repair.begins(cells, header):
+        if not known.isdisjoint(cells) and is_header(cells, header):
+            if before is not None:
+                yield *before, names
+            before, names = None, cells
+            yield number, cells, cells
+            continue
+        short = before is not None and (len(before[1]) < len(names) or len(cells) < len(names))
+        if before is not None and short and not repair.begins(cells, names) and repair.goes_on(before[1], names):
             before = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
             continue
         if before is not None:
-            yield before
+            yield *before, names
         before = (number, cells)
     if before is not None:
-        yield before
+        yield *before, names
 
 
 def _cut(lost: list[str]) -> str:
@@ -435,9 +464,29 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
 
 
-def pointed(raw: pd.Series) -> pd.Series:
-    """Return cells with a point in the place of the comma of numbers such as 30,5."""
-    return raw.astype("str").str.strip().str.replace(r"^([+-]?\d+),(\d+)$", r"\1.\2", regex=True)
+_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
+
+
+def commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
+    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
+
+    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
+    a table that commas separate. Where the column does not tell, its cells stay as they are.
+    """
+    text = raw.astype("str").str.strip()
+    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
+    if not there.any():
+        return raw, ""
+    cells = text[there]
+    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
+    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
+        found, what = cells.str.replace(",", ""), "thousands"
+    elif not thousands and cells.str.fullmatch(_COMMA).all():
+        found, what = cells.str.replace(",", "."), "decimals"
+    else:
+        return raw, ""
+    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
+    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
 
 
 def header_of(line: str, separator: str) -> list[str]:
@@ -640,15 +689,17 @@ def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "
         If it is no JSON, or there is no such list.
     """
     entries: list[Any] = []
-    for content in _objects(path, text, expected=expected):
-        listed = content.get(key) if isinstance(content, dict) else None
+    for content in objects_of(path, text, expected=expected):
+        if isinstance(content, dict) and isinstance(event := content.get("object"), dict) and "type" in content:
+            content = event  # of kubectl's --watch --output-watch-events
+        listed = content.get(key) if isinstance(content, dict) else content
         if not isinstance(listed, list) and not (alone and isinstance(content, dict) and alone in content):
             raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
         entries += listed if isinstance(listed, list) else [content]
     return entries
 
 
-def _objects(path: Path, text: str, *, expected: str) -> list[Any]:
+def objects_of(path: Path, text: str, *, expected: str) -> list[Any]:
     """Return the JSON values of a text that holds one or more, or those of YAML as kubectl prints it."""
     if is_yaml(text):
         return _of_yaml(path, text, expected=expected)

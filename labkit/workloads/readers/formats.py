@@ -12,6 +12,7 @@ from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, ph
 from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
+from labkit.workloads.readers.records import looks_like_records
 from labkit.workloads.readers.sacct_files import header_below, lacks_header, separator_of
 from labkit.workloads.readers.swf import looks_like_swf
 
@@ -61,7 +62,7 @@ def guesses(path: Path, *, formats: Sequence[str]) -> list[Guess]:
     if b"\0" in raw[:4096] and not wide:
         raise TraceError(f"{path}: binary data; expected a trace as text or Parquet ({', '.join(formats)}).")
     head = raw[: 1 << 16].decode("utf-16" if wide else "utf-8-sig", "replace")
-    first = next((line for _, line in lines_of(head)), "")
+    first = next((line for _, line in lines_of(head) if not line.startswith(("#", "sep="))), "")
     found = [guess for rule in _RULES if (guess := rule(head, first)) is not None]
     return sorted(found, key=lambda guess: -guess.score)
 
@@ -88,16 +89,13 @@ def _objects(head: str, first: str) -> Guess | None:
         return None
     if is_pods(head) or ('"apiVersion"' in head and '"kind"' in head):
         return Guess("kubernetes", 1.0, "JSON with apiVersion and items")
-    if '"jobs"' in head and first.lstrip().startswith("{"):
-        seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
-        return Guess(
-            "sacct", min(1.0, 0.3 + 0.25 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}"
-        )
+    seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
+    if ('"tres"' in head or '"tres_alloc_str"' in head) and len(seen) > 1:
+        return Guess("sacct", min(1.0, 0.4 + 0.2 * len(seen)), f"JSON with jobs that have {', '.join(seen)}")
     seen = [key for key in ("jobid", "attempts", "submitted_time") if f'"{key}"' in head]
-    listed = first.lstrip().startswith("[")
-    return Guess(
-        "philly-log", max(0.5 * listed, len(seen) / 3), "a list in JSON" if listed else "JSON with " + ", ".join(seen)
-    )
+    if seen:
+        return Guess("philly-log", len(seen) / 3, f"JSON with {', '.join(seen)}")
+    return Guess(TABLE, 0.4, "records in JSON") if looks_like_records(head) else None
 
 
 def _swf(head: str, _first: str) -> Guess | None:
@@ -171,6 +169,8 @@ def _words(cells: Sequence[str]) -> bool:
 
 def _table(_head: str, first: str) -> Guess | None:
     """Return that a text is a table with a header, whose columns a user has to name."""
+    if looks_like_records(first):
+        return None
     separator = max(",;\t|", key=first.count)
     cells = [cell.strip() for cell in header_of(first, separator)]
     if len(cells) < 2 or not _words([cell for cell in cells[1:] if cell] or [""]):

@@ -37,8 +37,8 @@ ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "
                       "OUT_OF_MEMORY": "ran out of memory", "PREEMPTED": "were preempted",
                       "NODE_FAIL": "lost a node", "DEADLINE": "missed a deadline"}  # fmt: skip
 
-CLOCKS_DIFFER_S: Final = 60.0
-"""A requeue may be submitted so many seconds before the attempt before has ended."""
+CLOCKS_DIFFER_S: Final = 3660.0
+"""A requeue may be submitted so many seconds before the attempt before has ended: clocks differ, or are set back."""
 
 LONGEST_REQUEUE_S: Final = 30 * 86_400.0
 """A number that is used again later than that is another job's."""
