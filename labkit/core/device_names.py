@@ -95,6 +95,11 @@ def gpus_asked(amounts: Mapping[str, float]) -> float:
     return float(plain * min(share, 100.0) / 100 or hundredths / 100)
 
 
+def is_gpu(resource: str) -> bool:
+    """Return whether a resource of Kubernetes tells how many GPUs, or which part of them, somebody asks for."""
+    return part_of(resource) is not None or resource in _SHARES
+
+
 def is_known(resource: str) -> bool:
     """Return whether a resource of Kubernetes is a GPU, a part of one, or no device at all."""
-    return part_of(resource) is not None or resource in _SHARES or bool(NO_DEVICE.search(resource.lower()))
+    return is_gpu(resource) or bool(NO_DEVICE.search(resource.lower()))
