@@ -20,13 +20,14 @@ from labkit.workloads.readers.ledger import Read, plain
 from labkit.workloads.readers.mapped import read_mapped
 from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
+from labkit.workloads.readers.published import TABLES, pollux, published, read_pollux, reader_of
 from labkit.workloads.readers.sacct import read_sacct
 from labkit.workloads.readers.swf import read_swf
 
 __all__ = [
     "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
     "read_google_2011", "read_helios", "read_kubernetes", "read_mapped", "read_parquet", "read_philly_csv",
-    "read_philly_log", "read_sacct", "read_swf", "sniff", "write",
+    "read_philly_log", "read_pollux", "read_sacct", "read_swf", "sniff", "write",
 ]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
@@ -43,6 +44,8 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "sacct": read_sacct,
     "kubernetes": read_kubernetes,
     "swf": read_swf,
+    **{name: reader_of(name) for name in TABLES},
+    "pollux": read_pollux,
     "mapped": read_mapped,
 }
 """Name of each format and its reader."""
@@ -61,6 +64,8 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "sacct": sacct.sacct,
     "kubernetes": kubernetes.kubernetes,
     "swf": swf.swf,
+    **{name: published(name) for name in TABLES},
+    "pollux": pollux,
     "mapped": lambda path: mapped.mapped(path, mapped.kept(path)),
 }
 """Name of each format, and what reads it with a ledger of its rows and GPU-hours."""

@@ -12,6 +12,7 @@ from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, ph
 from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
+from labkit.workloads.readers.published import POLLUX_COLUMNS, TABLES, recognised
 from labkit.workloads.readers.records import looks_like_records
 from labkit.workloads.readers.sacct_files import header_below, lacks_header, separator_of
 from labkit.workloads.readers.swf import looks_like_swf
@@ -124,10 +125,12 @@ def _slurm(head: str, first: str) -> Guess | None:
 def _with_header(_head: str, first: str) -> Guess | None:
     """Return the public format whose columns all stand in a header."""
     names = {name.strip().strip('"') for name in first.split(",")}
-    for kind, columns in _HEADERS.items():
-        if names >= set(columns):
-            return Guess(kind, 0.95, f"its header has {', '.join(columns)}")
-    return None
+    fits = {kind: columns for kind, columns in _HEADERS.items() if names >= set(columns)}
+    if kind := recognised(names):
+        headers = [header for header in (*TABLES[kind].headers,) if names >= set(header)] if kind in TABLES else []
+        fits[kind] = headers[0] if headers else POLLUX_COLUMNS
+    best = max(fits, key=lambda kind: len(fits[kind]), default="")
+    return Guess(best, 0.95, f"its header has {', '.join(fits[best])}") if best else None
 
 
 def _own(_head: str, first: str) -> Guess | None:

@@ -131,7 +131,7 @@ def proposed(
     for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
-    head = frame.head(_LOOKED_AT).apply(lambda cells: commas_of(cells, separator=separator)[0])
+    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(lambda cells: commas_of(cells, separator=separator)[0])
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
@@ -521,9 +521,20 @@ def _jobs(
         device_type=text("device_type", ""),
         measured_on=text("measured_on", ""),
         reservation=text("reservation", ""),
+        slo_s=_slo_s(columns, times, keep, ledger),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
         recorded_start_s=started(times.start_s[keep], times.arrival_s[keep]),
     )
+
+
+def _slo_s(columns: dict[str, Floats], times: _Times, keep: Bools, ledger: TraceLedger) -> Floats:
+    """Return seconds from arrival to what is due, (N,); NaN where nothing is, or where it was due before."""
+    if "deadline" not in columns:
+        return np.full(int(keep.sum()), np.nan)
+    slo_s = (columns["deadline"] - times.arrival_s)[keep]
+    ledger.remark(slo_s <= 0, "a deadline that is no later than its submission, which is dropped")
+    found: Floats = np.where(slo_s > 0, slo_s, np.nan)
+    return found
 
 
 def _plain(name: str) -> str:

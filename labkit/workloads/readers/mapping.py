@@ -151,6 +151,7 @@ FIELDS: Final = {
         _named("gpu type, gpu model, device type, gpu name, accelerator type"),
         _named("device, gpu kind, board, card type, card model, accelerator"),
     ),
+    "deadline": Field("moment", "when it is due", _named("deadline, ddl, due, due time, due date, due at")),
     "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
     "reservation": Field("name", "reservation that it belongs to", _named("reservation, reservation name")),
 }  # fmt: skip
