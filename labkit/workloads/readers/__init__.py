@@ -9,7 +9,8 @@ from typing import Final
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.named_traces import located
-from labkit.workloads.readers import alibaba, google2011, helios, kubernetes, mapped, philly, sacct, swf
+from labkit.workloads.readers import accounting, alibaba, google2011, helios, kubernetes, mapped, philly, sacct, swf
+from labkit.workloads.readers.accounting import read_lsf, read_pbs, read_slurmdb
 from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
 from labkit.workloads.readers.formats import ENOUGH, Guess, first_line, guesses
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
@@ -26,8 +27,8 @@ from labkit.workloads.readers.swf import read_swf
 
 __all__ = [
     "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
-    "read_google_2011", "read_helios", "read_kubernetes", "read_mapped", "read_parquet", "read_philly_csv",
-    "read_philly_log", "read_pollux", "read_sacct", "read_swf", "sniff", "write",
+    "read_google_2011", "read_helios", "read_kubernetes", "read_lsf", "read_mapped", "read_parquet", "read_pbs", "read_philly_csv",
+    "read_philly_log", "read_pollux", "read_sacct", "read_slurmdb", "read_swf", "sniff", "write",
 ]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
@@ -44,6 +45,9 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "sacct": read_sacct,
     "kubernetes": read_kubernetes,
     "swf": read_swf,
+    "slurmdb": read_slurmdb,
+    "pbs": read_pbs,
+    "lsf": read_lsf,
     **{name: reader_of(name) for name in TABLES},
     "pollux": read_pollux,
     "mapped": read_mapped,
@@ -64,6 +68,9 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "sacct": sacct.sacct,
     "kubernetes": kubernetes.kubernetes,
     "swf": swf.swf,
+    "slurmdb": accounting.slurmdb,
+    "pbs": accounting.pbs,
+    "lsf": accounting.lsf,
     **{name: published(name) for name in TABLES},
     "pollux": pollux,
     "mapped": lambda path: mapped.mapped(path, mapped.kept(path)),

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from labkit.core.errors import TraceError
 from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
+from labkit.workloads.readers.accounting import SLURMDB, looks_like_dump, looks_like_lsf, looks_like_pbs
 from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
@@ -122,6 +123,17 @@ def _slurm(head: str, first: str) -> Guess | None:
     return Guess("sacct", 0.3 if others else 0.6, why)
 
 
+def _accounting(head: str, first: str) -> Guess | None:
+    """Return which batch system's accounting a text is."""
+    if looks_like_dump(head):
+        return Guess("slurmdb", 1.0, "a dump of a database")
+    if set(SLURMDB) <= {name.strip() for name in header_of(first, max("\t,|;", key=first.count))}:
+        return Guess("slurmdb", 1.0, f"its header has {', '.join(SLURMDB)}")
+    if looks_like_pbs(first):
+        return Guess("pbs", 1.0, "records of PBS: date;kind;job;...")
+    return Guess("lsf", 1.0, "records of LSF that begin with JOB_FINISH") if looks_like_lsf(first) else None
+
+
 def _with_header(_head: str, first: str) -> Guess | None:
     """Return the public format whose columns all stand in a header."""
     names = {name.strip().strip('"') for name in first.split(",")}
@@ -189,5 +201,5 @@ def _table(_head: str, first: str) -> Guess | None:
 
 
 _RULES: Final[tuple[Callable[[str, str], Guess | None], ...]] = (
-    _objects, _swf, _slurm, _with_header, _own, _headerless, _table,
+    _objects, _swf, _accounting, _slurm, _with_header, _own, _headerless, _table,
 )  # fmt: skip

@@ -60,20 +60,30 @@ def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 
 def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     """Return the jobs of a Slurm export, what became of its rows, and when each attempt ran."""
-    table = sacct_table(Path(path))
+    return accounted(sacct_table(Path(path)), path, remedy=REMEDY, cpu_jobs=cpu_jobs)
+
+
+def accounted(table: TraceTable, path: str | Path, *, remedy: str, cpu_jobs: bool = False) -> Read:
+    """Return the jobs of rows with the columns of sacct, which other batch systems' accounting is put into too.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column; or if no row is a job, with the remedy.
+    """
     ledger = TraceLedger(len(table) + sum(table.lost.values()), noun="rows")
     for reason, n in table.lost.items():
         ledger.leave_out(n, reason)
     steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun)")
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     table = table.take(~steps)
     rows = _columns(table)
     rows = rows[~table.give_up_rows(ledger)]
     ledger.open(rows["gpu_hours"])
     whole = rows
     rows = _ran(_once(rows, ledger), ledger)
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     segments = Segments.of(rows["gpus"], rows["start_s"], rows["end_s"].fillna(rows["start_s"] + rows["duration_s"]))
     rows = _heterogeneous(_attempts(rows, ledger), ledger)
     if not cpu_jobs:
@@ -81,7 +91,7 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(idle, "without GPUs", gpu_hours=0.0)
         _unknown_devices(rows[idle], ledger)
         rows = rows[~idle]
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     _remark(rows, ledger, table)
     del table  # most of what a large export takes in memory
     zero_s = float(rows["submit_s"].min())
