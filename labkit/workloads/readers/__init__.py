@@ -9,12 +9,24 @@ from typing import Final
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.named_traces import located
-from labkit.workloads.readers import accounting, alibaba, google2011, helios, kubernetes, mapped, philly, sacct, swf
+from labkit.workloads.readers import (
+    accounting,
+    alibaba,
+    google2011,
+    google2019,
+    helios,
+    kubernetes,
+    mapped,
+    philly,
+    sacct,
+    swf,
+)
 from labkit.workloads.readers.accounting import read_lsf, read_pbs, read_slurmdb
 from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
 from labkit.workloads.readers.formats import ENOUGH, Guess, first_line, guesses
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
 from labkit.workloads.readers.google2011 import read_google_2011
+from labkit.workloads.readers.google2019 import read_google_2019
 from labkit.workloads.readers.helios import read_helios
 from labkit.workloads.readers.kubernetes import read_kubernetes
 from labkit.workloads.readers.ledger import Read, plain
@@ -27,8 +39,9 @@ from labkit.workloads.readers.swf import read_swf
 
 __all__ = [
     "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
-    "read_google_2011", "read_helios", "read_kubernetes", "read_lsf", "read_mapped", "read_parquet", "read_pbs", "read_philly_csv",
-    "read_philly_log", "read_pollux", "read_sacct", "read_slurmdb", "read_swf", "sniff", "write",
+    "read_google_2011", "read_google_2019", "read_helios", "read_kubernetes", "read_lsf", "read_mapped",
+    "read_parquet", "read_pbs", "read_philly_csv", "read_philly_log", "read_pollux", "read_sacct", "read_slurmdb",
+    "read_swf", "sniff", "write",
 ]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
@@ -45,6 +58,7 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "sacct": read_sacct,
     "kubernetes": read_kubernetes,
     "swf": read_swf,
+    "google-2019": read_google_2019,
     "slurmdb": read_slurmdb,
     "pbs": read_pbs,
     "lsf": read_lsf,
@@ -68,6 +82,7 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "sacct": sacct.sacct,
     "kubernetes": kubernetes.kubernetes,
     "swf": swf.swf,
+    "google-2019": google2019.google_2019,
     "slurmdb": accounting.slurmdb,
     "pbs": accounting.pbs,
     "lsf": accounting.lsf,

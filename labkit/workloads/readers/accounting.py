@@ -22,12 +22,15 @@ Rows = list[tuple[int, dict[str, Any]]]
 """Line of each row, and its cells by sacct's names of columns."""
 
 
-def _table(path: Path, rows: Rows, *, text: str, lost: Mapping[str, int], doubts: Sequence[str], expected: str) -> TraceTable:
+def _table(
+    path: Path, rows: Rows, *, text: str, lost: Mapping[str, int], doubts: Sequence[str], expected: str
+) -> TraceTable:
     """Return rows as sacct's table, with lines that are no rows by reason, and what else is to be known."""
     import pandas as pd
 
     if not rows:
-        raise TraceError(f"{path}: it has no job that ran; expected {expected}.")
+        gone = "".join(f", {n:,} {reason}" for reason, n in lost.items())
+        raise TraceError(f"{path}: it has no job that ran{gone}; expected {expected}.")
     names = [name for name in COLUMNS if any(name in cells for _, cells in rows)]
     made = {name: [cells.get(name) for _, cells in rows] for name in names}
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in made.items()})
@@ -179,15 +182,19 @@ def _of_slurmdb(
     state = int(_set(cells.get("state")) or 0) & 0xFF
     start_s, end_s = moment("time_start"), moment("time_end")
     idle_s = moment("time_suspended") or 0.0
-    over = start_s is not None and end_s is not None
+    ran_s = None if start_s is None or end_s is None else end_s - start_s
+    if ran_s is not None and idle_s < ran_s:  # a moment, where it is suspended now
+        ran_s -= idle_s
     minutes = _set(cells.get("timelimit"))
-    user = users.get((cluster, cells.get("id_assoc", "")), "") or _set(cells.get("id_user")) or _set(cells.get("account"))
+    user = (
+        users.get((cluster, cells.get("id_assoc", "")), "") or _set(cells.get("id_user")) or _set(cells.get("account"))
+    )
     amounts = {name: re.sub(r"(\d+)=", lambda match: f"{tres.get(match[1], 'gres/other' + match[1])}=", told)
                for name, told in ((key, _set(cells.get(key)) or "") for key in ("tres_alloc", "tres_req"))}  # fmt: skip
     return {
         "JobID": _identity(cells), "Cluster": cluster or _set(cells.get("cluster")),
         "Submit": moment("time_submit"), "Eligible": moment("time_eligible"), "Start": start_s, "End": end_s,
-        "ElapsedRaw": end_s - start_s - (idle_s if idle_s < end_s - start_s else 0.0) if over and end_s and start_s else None,
+        "ElapsedRaw": ran_s,
         "State": _STATES[state] if state < len(_STATES) else "UNKNOWN",
         "AllocTRES": amounts["tres_alloc"], "ReqTRES": amounts["tres_req"], "ReqCPUS": _set(cells.get("cpus_req")),
         "User": user, "Account": _set(cells.get("account")), "Partition": _set(cells.get("partition")),
@@ -255,7 +262,9 @@ def pbs(path: str | Path) -> Read:
         ran_s = max(0.0, last_s - float(cells["Start"] or last_s))
         rows.append((number, {**cells, "State": "RUNNING", "ElapsedRaw": ran_s}))
     table = _table(path, rows, text=text, lost=lost, doubts=[doubt], expected=_PBS_EXPECTED)
-    return accounted(table, path, remedy="PBS tells GPUs in exec_vnode, Resource_List.ngpus, select or nodes=...:gpus=N")
+    return accounted(
+        table, path, remedy="PBS tells GPUs in exec_vnode, Resource_List.ngpus, select or nodes=...:gpus=N"
+    )
 
 
 def _of_pbs(job: str, told: Mapping[str, str], *, requeued: bool = False) -> dict[str, Any]:
@@ -275,7 +284,8 @@ def _of_pbs(job: str, told: Mapping[str, str], *, requeued: bool = False) -> dic
     end = told.get("end", "")
     return {
         "JobID": re.sub(r"\[(\d+)\]", r"_\1", number).replace("[]", ""), "Cluster": server,
-        "Submit": told.get("ctime") or told.get("qtime"), "Start": told.get("start"), "End": end if end != "0" else None,
+        "Submit": told.get("ctime") or told.get("qtime"), "Start": told.get("start"),
+        "End": end if end != "0" else None,
         "Eligible": told.get("etime") if told.get("etime") != "0" else None,
         "ElapsedRaw": None if end not in ("", "0") else _seconds(told.get("resources_used.walltime", "")),
         "State": "REQUEUED" if requeued else "COMPLETED" if code == "0" else "FAILED",
@@ -378,4 +388,3 @@ def _lsf_gpus(needs: str, n_hosts: int) -> float:
         return sum(int(n) * float(found[1]) for n, text in parts if (found := _LSF_GPUS.search(text)))
     found = _LSF_GPUS.search(needs)
     return float(found[1]) * max(n_hosts, 1) if found else 0.0
-

@@ -375,7 +375,7 @@ def _mended(
     columns: Sequence[str],
     repair: LineRepair,
 ) -> TraceTable:
-    """Return the rows of a text in which some lines are no rows as they stand; each header is that of those below it."""
+    """Return the rows of a text in which some lines are no rows as they stand; a header holds for those below it."""
     each = ((number, line.split(separator)) for number, line in each_line(text)) if records is None else iter(records)
     rows, lost = list[Record](), list[str]()
     n_headers = n_fixed = 0

@@ -11,6 +11,7 @@ from labkit.core.errors import TraceError
 from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
 from labkit.workloads.readers.accounting import SLURMDB, looks_like_dump, looks_like_lsf, looks_like_pbs
 from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
+from labkit.workloads.readers.google2019 import looks_like_events
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
 from labkit.workloads.readers.published import POLLUX_COLUMNS, TABLES, recognised
@@ -124,7 +125,9 @@ def _slurm(head: str, first: str) -> Guess | None:
 
 
 def _accounting(head: str, first: str) -> Guess | None:
-    """Return which batch system's accounting a text is."""
+    """Return which batch system's accounting a text is, or Google's events."""
+    if looks_like_events(head):
+        return Guess("google-2019", 0.95, "events with time, type, collection_id and instance_index")
     if looks_like_dump(head):
         return Guess("slurmdb", 1.0, "a dump of a database")
     if set(SLURMDB) <= {name.strip() for name in header_of(first, max("\t,|;", key=first.count))}:

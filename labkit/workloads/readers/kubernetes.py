@@ -537,7 +537,7 @@ def _gpus_of(container: object) -> float:
 
 
 def _asked(spec: Mapping[str, Any], amount: Callable[[object], float]) -> float:
-    """Return a pod's request of an amount of each container: all together, or one that runs before them if that is more."""
+    """Return a pod's request of an amount of each container: all together, or one that runs before if that is more."""
     first = _list(spec.get("initContainers"))
     beside = [one for one in first if _mapping(one).get("restartPolicy") == "Always"]  # sidecars
     together = sum(amount(container) for container in (*_list(spec.get("containers")), *beside))

@@ -1,4 +1,4 @@
-"""Kubernetes' objects that tell of pods without listing them: jobs of its operators, Kueue's Workloads, claims (DRA)."""
+"""Kubernetes' objects that tell of pods without listing them: jobs of operators, Kueue's Workloads, claims (DRA)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def expanded(entries: Sequence[Any]) -> tuple[list[Any], list[str]]:
     counts: Counter[str] = Counter()
     made: dict[int, list[Any]] = {}
     for i, entry in objects:
-        names = {(_space(entry), str(_metadata(entry).get("name"))), *((_space(entry), o.get("name")) for o in _owners(entry))}
+        names = {
+            (_space(entry), str(_metadata(entry).get("name"))),
+            *((_space(entry), o.get("name")) for o in _owners(entry)),
+        }
         uids = {str(owner.get("uid")) for owner in _owners(entry)}
         if not (named & names or uids & owners or _uid(entry) in owners - mine) and (found := list(_pods_of(entry))):
             made[i] = found
@@ -189,7 +192,10 @@ def _with_gpus(
     spec = _mapping(entry.get("spec"))
     container = {"resources": {"requests": {"nvidia.com/gpu": f"{sum(known.values()):.9f}"}}}
     left = [one for one in spec.get("resourceClaims") or () if _mapping(one).get("name") not in known]
-    return {**entry, "spec": {**spec, "containers": [*(spec.get("containers") or ()), container], "resourceClaims": left}}
+    return {
+        **entry,
+        "spec": {**spec, "containers": [*(spec.get("containers") or ()), container], "resourceClaims": left},
+    }
 
 
 def _keys(entry: Mapping[str, Any], claims: Mapping[Any, Any]) -> list[tuple[str, tuple[str, str, str]]]:
@@ -227,7 +233,9 @@ def _claimed(entry: Mapping[str, Any]) -> float | None:
 def _job_names(pod: Mapping[str, Any]) -> set[str]:
     metadata = _metadata(pod)
     told = (_mapping(metadata.get("labels")), _mapping(metadata.get("annotations")))
-    named = {str(value) for each in told for key, value in each.items() if re.search(r"job.?name|group.?name|cluster", key)}
+    named = {
+        str(value) for each in told for key, value in each.items() if re.search(r"job.?name|group.?name|cluster", key)
+    }
     return named | {str(owner.get("name")) for owner in _owners(pod)}
 
 

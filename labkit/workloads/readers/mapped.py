@@ -373,7 +373,9 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
         raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
     cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
     low, high = (-MAX_NUMBER, MAX_NUMBER) if kind == "number" else (0.0, MAX_TASKS if name == "gpus" else MAX_NUMBER)
-    return cells.numbers(source.column, low=low, high=high, blank_ok=True) * (unit if kind in ("size", "amount") else 1.0)
+    return cells.numbers(source.column, low=low, high=high, blank_ok=True) * (
+        unit if kind in ("size", "amount") else 1.0
+    )
 
 
 def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldSource]) -> Floats:

@@ -46,7 +46,7 @@ def _columns(listed: str) -> tuple[str, ...]:
 TABLES: Final = {
     "acme": PublishedTable(
         "jobs of an AcmeTrace (Seren or Kalos) of Shanghai AI Lab",
-        (_columns("job_id user node_num gpu_num cpu_num type state submit_time start_time end_time duration queue gpu_time"),),
+        (_columns("job_id user node_num gpu_num cpu_num type state submit_time start_time end_time queue gpu_time"),),
         "arrival=submit_time,start=start_time,end=end_time,duration=duration,gpus=gpu_num,cpus=cpu_num,nodes=node_num,"
         "memory=mem_per_pod_GB:per_node,user=user,model=type,id=job_id",
         "https://github.com/InternLM/AcmeTrace",
@@ -60,7 +60,8 @@ TABLES: Final = {
     ),
     "alibaba-2025": PublishedTable(
         "instances of Alibaba's GPU-disaggregated recommendation models (2025)",
-        (_columns("instance_sn role app_name cpu_request gpu_request memory_request creation_time scheduled_time deletion_time"),),
+        (_columns("instance_sn role app_name cpu_request gpu_request memory_request creation_time scheduled_time "
+                  "deletion_time"),),
         "arrival=creation_time,start=scheduled_time,end=deletion_time,gpus=gpu_request,cpus=cpu_request,"
         "memory=memory_request:gib,user=app_name,model=role,id=instance_sn",
         "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2025",

@@ -277,7 +277,7 @@ def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
 
 
 def _named(rows: pd.DataFrame, nth: NDArray[Any], *, several: bool) -> pd.DataFrame:
-    """Return rows with ids that no two jobs share: with the cluster where there are several, and "#2" behind numbers."""
+    """Return rows with ids that no two jobs share: with the cluster where there are several, and "#2" behind them."""
     if not several and not nth.any():
         return rows
     names = [
