@@ -69,11 +69,12 @@ def slurmdb(path: str | Path) -> Read:
     """Return the jobs of slurmdbd's database, and what became of its rows."""
     path = Path(path)
     text, doubt = any_text_of(path, expected=_SLURMDB_EXPECTED)
-    tables = _dumped(text) if looks_like_dump(text[: 1 << 16]) else {"job_table": _separated(path, text)}
+    dumped = looks_like_dump(text[: 1 << 16])
+    tables, n_cut = _dumped(text) if dumped else ({"job_table": _separated(path, text)}, 0)
     names = {cells["id"]: f"{cells.get('type')}{'/' * bool(_set(cells.get('name')))}{_set(cells.get('name')) or ''}"
              for _, cells in tables.get("tres_table", [])}  # fmt: skip
     qos = {cells.get("id"): cells.get("name") for _, cells in tables.get("qos_table", [])}
-    rows, lost = list[tuple[str, int, dict[str, str]]](), Counter[str]()
+    rows, lost = list[tuple[str, int, dict[str, str]]](), Counter({"with a wrong number of cells": n_cut})
     users: dict[tuple[str, str], str] = {}
     for name, listed in tables.items():
         cluster = name.removesuffix("job_table").removesuffix("assoc_table").rstrip("_")
@@ -95,11 +96,11 @@ def looks_like_dump(head: str) -> bool:
     return re.search(r"-- (?:MySQL|MariaDB) dump|INSERT INTO [`\"]?\w*job_table", head) is not None
 
 
-def _dumped(text: str) -> dict[str, list[tuple[int, dict[str, str]]]]:
-    """Return the rows of each table of a dump that tells something of jobs, with their lines."""
+def _dumped(text: str) -> tuple[dict[str, list[tuple[int, dict[str, str]]]], int]:
+    """Return the rows of each table of a dump that tells something of jobs, with their lines; and how many are cut."""
     columns = {name: re.findall(r"^\s*[`\"](\w+)[`\"]", body, re.MULTILINE) for name, body in _CREATE.findall(text)}
     found: dict[str, list[tuple[int, dict[str, str]]]] = {}
-    line, counted = 1, 0
+    line, counted, n_cut = 1, 0, 0
     for insert in _INSERT.finditer(text):
         name = insert[1]
         line, counted = line + text.count("\n", counted, insert.start()), insert.start()
@@ -109,12 +110,13 @@ def _dumped(text: str) -> dict[str, list[tuple[int, dict[str, str]]]]:
         at, rows = insert.end(), found.setdefault(name, [])
         while (values := _VALUES.match(text, at)) is not None:
             cells = [_unquoted(match) for match in _CELL.finditer(values[0][1:-1])]
+            n_cut += len(cells) != len(header)
             if len(cells) == len(header):
                 rows.append((line + text.count("\n", counted, at), dict(zip(header, cells, strict=True))))
             at = values.end()
             while at < len(text) and text[at] in ", \r\n\t":
                 at += 1
-    return found
+    return found, n_cut
 
 
 def _unquoted(match: re.Match[str]) -> str:

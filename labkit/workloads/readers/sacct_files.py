@@ -199,10 +199,7 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
     state, start_s = entry["job_state"], _number(entry.get("start_time")) or None
     first = str(state[0] if isinstance(state, list) and state else state)
     open_ended = first in UNDER_WAY
-    ran_s = max(0.0, printed_s - start_s) if open_ended and printed_s and start_s else None
-    if ran_s is not None and (before_s := _number(entry.get("pre_sus_time"))):  # changed last: stopped, or resumed
-        changed_s = _number(entry.get("suspend_time")) or printed_s
-        ran_s = before_s + (0.0 if first == "SUSPENDED" else max(0.0, printed_s - changed_s))
+    ran_s = _ran_s(entry, start_s, printed_s, suspended=first == "SUSPENDED") if open_ended else None
     array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
              "task": entry.get("array_task_string")}  # fmt: skip
     return {
@@ -219,6 +216,16 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
             "elapsed": ran_s,
         },
     }
+
+
+def _ran_s(entry: Mapping[str, Any], start_s: Any, printed_s: float | None, *, suspended: bool) -> float | None:
+    """Return how long a job had run when squeue printed it, without the time that it was suspended."""
+    if not printed_s or not start_s:
+        return None
+    if before_s := _number(entry.get("pre_sus_time")):  # until it was suspended, or went on, for the last time
+        changed_s = _number(entry.get("suspend_time")) or printed_s
+        return float(before_s) + (0.0 if suspended else max(0.0, printed_s - changed_s))
+    return max(0.0, printed_s - float(start_s))
 
 
 _KEPT: Final = frozenset(

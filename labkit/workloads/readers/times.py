@@ -69,8 +69,8 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
         found = np.full(len(text), np.nan)
         if worded.any():
-            plain = pd.to_datetime(text[worded], format="mixed", utc=True, errors="coerce")
-            found[worded] = (plain - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
+            named = pd.to_datetime(text[worded], format="mixed", utc=True, errors="coerce")
+            found[worded] = (named - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
         found[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
         seconds[written] = found
     if (seconds > _EPOCH).any():
