@@ -133,7 +133,8 @@ def db_row(job, *, start=T, end=HOUR, submit=T, gpus=2, array=(0, NONE), het=(0,
 def dump(*rows, cluster="alpha"):
     def table(name, columns, values):
         body = ",\n".join(f"  `{column}` int" for column in columns)
-        return f"CREATE TABLE `{name}` (\n{body},\n  PRIMARY KEY (`x`)\n) ENGINE=InnoDB;\nINSERT INTO `{name}` VALUES {values};\n"
+        made = f"CREATE TABLE `{name}` (\n{body},\n  PRIMARY KEY (`x`)\n) ENGINE=InnoDB;\n"
+        return f"{made}INSERT INTO `{name}` VALUES {values};\n"
 
     tres = "(1,0,1,'cpu',''),(1,0,2,'mem',''),(1,0,4,'node',''),(1,0,1001,'gres','gpu'),(1,0,1002,'gres','gpu:a100')"
     return (
@@ -191,8 +192,9 @@ def test_pbs_and_torque_tell_gpus_in_several_ways(tmp_path, asked, gpus):
 
 def test_runs_of_a_job_of_pbs_are_one_job_and_other_events_are_counted(tmp_path):
     asked = "Resource_List.ngpus=4"
-    lines = ["04/01/2024 00:00:01;Q;12.srv;queue=gpu", pbs(12, asked, kind="R"), pbs("13[1]", asked), pbs("13[2]", asked),
-             pbs(12, asked, start=HOUR + 60, end=HOUR + 3660)]  # fmt: skip
+    queued = "04/01/2024 00:00:01;Q;12.srv;queue=gpu"
+    again = pbs(12, asked, start=HOUR + 60, end=HOUR + 3660)
+    lines = [queued, pbs(12, asked, kind="R"), pbs("13[1]", asked), pbs("13[2]", asked), again]
     found = assert_read(put(tmp_path, "x", "\n".join(lines)), "pbs", jobs=3, gpu_hours=16.0)
     assert found.ledger.left_out == {"of other events (Q)": 1}
 
@@ -201,8 +203,8 @@ def lsf(job, *, start=T, hosts=("h1", "h1"), needs="rusage[ngpus_physical=2.00]"
     quoted = " ".join(f'"{host}"' for host in hosts)
     usage = " ".join(["-1"] * 19)
     return (
-        f'"JOB_FINISH" "10.1" {HOUR} {job} 1001 33554438 2 {T} 0 0 {start} "ada" "gpu" "" "" "" "login" "/home" "" "" ""'
-        f' "f" 0 {len(hosts)} {quoted} {status} 60.0 "train" "python ""a b""" {usage} "" "proj" 0 1 "" "" {index} 1 1 '
+        f'"JOB_FINISH" "10.1" {HOUR} {job} 1001 33554438 2 {T} 0 0 {start} "ada" "gpu" "" "" "" "login" "/" "" "" "" '
+        f'"f" 0 {len(hosts)} {quoted} {status} 60.0 "train" "python ""a b""" {usage} "" "proj" 0 1 "" "" {index} 1 1 '
         f'"" "" "{needs}"'
     )
 
@@ -383,7 +385,7 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         (f"id,submit,start,end,gpus\n1,{T}000000000,{T}000000000,{HOUR}000000000,2\n", 2.0),
         ("# from the dashboard\nid,submit,duration,gpus\n1,0,3600,2\n", 2.0),
         ("sep=;\nid;submit;duration;gpus\n1;0;3600;2\n", 2.0),
-        ('{"id": 1, "submit": 0, "duration": 3600, "gpus": 2}\n{"id": 2, "submit": 5, "duration": 3600, "gpus": 1}\n', 3.0),
+        ('{"id": 1, "submit": 0, "took": "1h", "gpus": 2}\n{"id": 2, "submit": 5, "took": "1h", "gpus": 1}\n', 3.0),
         ('[{"id": 1, "times": {"submit": 0, "start": 0, "end": 3600}, "resources": {"gpus": 2}}]', 2.0),
         ('{"jobs": [{"id": 1, "submit": 0, "duration": 3600, "gpus": 2}]}', 2.0),
     ],

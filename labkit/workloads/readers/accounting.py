@@ -16,7 +16,7 @@ from labkit.workloads.readers.sacct import accounted
 from labkit.workloads.readers.sacct_files import COLUMNS
 
 if TYPE_CHECKING:
-    from labkit.workloads.readers.base import Record
+    from labkit.workloads.readers.line_repair import Record
 
 Rows = list[tuple[int, dict[str, Any]]]
 """Line of each row, and its cells by sacct's names of columns."""

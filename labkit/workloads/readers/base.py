@@ -7,12 +7,12 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from gzip import BadGzipFile, GzipFile
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.text import CONTROL, shortened
 from labkit.workloads.readers.ledger import TraceLedger
+from labkit.workloads.readers.line_repair import LineRepair, Record, is_header, joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,32 +299,6 @@ def table_of(
     return TraceTable(path, _frame(path, text, options, expected=expected), text=text, header=header, lines=numbers)
 
 
-Record = tuple[int, list[str]]
-"""The line on which a row begins, and its cells."""
-
-
-class LineRepair(NamedTuple):
-    """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
-
-    Attributes
-    ----------
-    begins : callable
-        Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
-    whole : callable
-        The cells of a row that has too many, or None.
-    goes_on : callable
-        Whether a row with these cells may have been cut: it lacks some, or the last one is free text.
-    """
-
-    begins: Callable[[Sequence[str], Sequence[str]], bool]
-    whole: Callable[[list[str], Sequence[str]], list[str] | None]
-    goes_on: Callable[[Sequence[str], Sequence[str]], bool] = lambda cells, names: len(cells) < len(names)
-
-
-NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
-"""Lines with a wrong number of cells are lost."""
-
-
 def _quoted_records(path: Path, text: str, separator: str, expected: str) -> list[Record]:
     """Return the rows of a text in which cells stand in quotes, and may hold newlines there."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
@@ -354,17 +329,6 @@ def _headers_again(text: str, header: str, names: Sequence[str], separator: str)
     return any(is_header(_cells(match[0].strip("\n"), separator), names) for match in found)
 
 
-def is_header(cells: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether a row is a header, of these columns or of most of them among others.
-
-    >>> is_header(["id", "end", "gpus"], ["id", "gpus", "end"]), is_header(["id", "3", "4"], ["id", "gpus", "end"])
-    (True, False)
-    """
-    there = {cell.strip().lower() for cell in cells} - {""}
-    known = {name.strip().lower() for name in names} - {""}
-    return 2 * len(there & known) > len(known) and len(there & known) > 1
-
-
 def _mended(
     path: Path,
     text: str,
@@ -385,7 +349,7 @@ def _mended(
     def keep(number: int, cells: list[str]) -> None:
         rows.append((number, [seen.setdefault(cells[i], cells[i]) if i >= 0 else "" for i in kept]))
 
-    for number, cells, names in islice(_joined(each, header, repair), 1, None):
+    for number, cells, names in islice(joined(each, header, repair), 1, None):
         if cells is names:
             n_headers += 1
             plain = [name.strip().lower() for name in names]
@@ -416,30 +380,6 @@ def _parsed(rows: list[Record], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(made, columns=list(columns), dtype=object)
 
 
-def _joined(
-    records: Iterator[Record], header: list[str], repair: LineRepair
-) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield records with the header that they stand under, which for a header is itself; what newlines cut is one."""
-    before: Record | None = None
-    names, known = header, set(header) - {""}
-    for number, cells in records:
-        if not known.isdisjoint(cells) and is_header(cells, header):
-            if before is not None:
-                yield *before, names
-            before, names = None, cells
-            yield number, cells, cells
-            continue
-        short = before is not None and (len(before[1]) < len(names) or len(cells) < len(names))
-        if before is not None and short and not repair.begins(cells, names) and repair.goes_on(before[1], names):
-            before = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
-            continue
-        if before is not None:
-            yield *before, names
-        before = (number, cells)
-    if before is not None:
-        yield *before, names
-
-
 def _cut(lost: list[str]) -> str:
     return f"with a wrong number of cells ({lost[0]})" if lost else ""
 
@@ -462,31 +402,6 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
         return frame
     except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
-
-
-_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
-
-
-def commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
-    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
-
-    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
-    a table that commas separate. Where the column does not tell, its cells stay as they are.
-    """
-    text = raw.astype("str").str.strip()
-    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
-    if not there.any():
-        return raw, ""
-    cells = text[there]
-    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
-    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
-        found, what = cells.str.replace(",", ""), "thousands"
-    elif not thousands and cells.str.fullmatch(_COMMA).all():
-        found, what = cells.str.replace(",", "."), "decimals"
-    else:
-        return raw, ""
-    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
-    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
 
 
 def header_of(line: str, separator: str) -> list[str]:

@@ -15,9 +15,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
-    NO_REPAIR,
     TraceTable,
-    commas_of,
     from_zero,
     header_of,
     lines_of,
@@ -28,6 +26,7 @@ from labkit.workloads.readers.base import (
     table_of,
 )
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
+from labkit.workloads.readers.line_repair import NO_REPAIR
 from labkit.workloads.readers.mapping import (
     FIELDS,
     MOMENTS,
@@ -131,7 +130,9 @@ def proposed(
     for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
-    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(lambda cells: commas_of(cells, separator=separator)[0])
+    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(
+        lambda cells: _commas_of(cells, separator=separator)[0]
+    )
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
@@ -282,6 +283,31 @@ def _amounts(cells: pd.Series) -> Floats:
     return numbers
 
 
+_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
+
+
+def _commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
+    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
+
+    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
+    a table that commas separate. Where the column does not tell, its cells stay as they are.
+    """
+    text = raw.astype("str").str.strip()
+    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
+    if not there.any():
+        return raw, ""
+    cells = text[there]
+    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
+    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
+        found, what = cells.str.replace(",", ""), "thousands"
+    elif not thousands and cells.str.fullmatch(r"[+-]?\d+,\d+").all():
+        found, what = cells.str.replace(",", "."), "decimals"
+    else:
+        return raw, ""
+    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
+    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
+
+
 def _largest(cells: pd.Series) -> float:
     numbers = numbers_of(cells)
     numbers = numbers[~sentinels(numbers)]
@@ -336,7 +362,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     for reason, n in cells.lost.items():
         ledger.leave_out(n, reason)
     numeric = dict.fromkeys(source.column for name, source in sources.items() if FIELDS[name].kind != "name")
-    made = {column: commas_of(cells.frame[column], separator=mapping.separator) for column in numeric}
+    made = {column: _commas_of(cells.frame[column], separator=mapping.separator) for column in numeric}
     cells.frame = cells.frame.assign(**{column: found for column, (found, _) in made.items()})
     for note in filter(None, (*cells.doubts, doubt, *(note for _, note in made.values()))):
         ledger.check(note)

@@ -10,7 +10,8 @@ from typing import Any, Final
 from labkit.core.device_names import SLICE, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
-from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+from labkit.workloads.readers.line_repair import LineRepair
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
