@@ -19,7 +19,7 @@ OVER: Final = {"Succeeded": "Succeeded", "Complete": "Succeeded", "Completed": "
 """Conditions and phases that end a job, and the phase of its pods then."""
 
 
-class Role(NamedTuple):
+class PodRole(NamedTuple):
     """Pods of one kind of a job: how many, and what each is asked to be."""
 
     name: str
@@ -58,7 +58,7 @@ def expanded(entries: Sequence[Any]) -> tuple[list[Any], list[str]]:
     return _with_claims(listed), notes
 
 
-def roles_of(entry: Mapping[str, Any]) -> list[Role]:
+def roles_of(entry: Mapping[str, Any]) -> list[PodRole]:
     """Return the pods that an object asks for; none for an object that is no job."""
     spec = _mapping(entry.get("spec"))
     for key, roles in spec.items():
@@ -68,14 +68,14 @@ def roles_of(entry: Mapping[str, Any]) -> list[Role]:
     return read(spec, entry) if read else []
 
 
-def _job(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
+def _job(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     if "tasks" in spec:  # Volcano's Job
         return [_role(task.get("name"), task.get("replicas", 1), task) for task in map(_mapping, spec["tasks"])]
     wanted = [spec[key] for key in ("parallelism", "completions") if isinstance(spec.get(key), int)]
     return [_role("worker", min(wanted, default=1), spec)] if "template" in spec else []
 
 
-def _jobset(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
+def _jobset(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     found = []
     for part in map(_mapping, spec.get("replicatedJobs") or ()):
         inner = _mapping(_mapping(part.get("template")).get("spec"))
@@ -84,29 +84,29 @@ def _jobset(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
     return found
 
 
-def _workload(spec: Mapping[str, Any], entry: Mapping[str, Any]) -> list[Role]:
+def _workload(spec: Mapping[str, Any], entry: Mapping[str, Any]) -> list[PodRole]:
     admitted = _mapping(_mapping(entry.get("status")).get("admission")).get("podSetAssignments") or ()
     counts = {one.get("name"): one.get("count") for one in map(_mapping, admitted)}
     sets = [_mapping(one) for one in spec.get("podSets") or ()]
     return [_role(one.get("name"), counts.get(one.get("name")) or one.get("count", 1), one) for one in sets]
 
 
-def _podgroup(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
+def _podgroup(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     """Return the least members of Volcano's PodGroup, each with its part of what they need together."""
     n = max(int(spec.get("minMember") or 1), 1)
     known = {name: amount for name, value in _mapping(spec.get("minResources")).items()
              if (amount := quantity(value)) is not None}  # fmt: skip
     each = {name: f"{amount / n:.9f}" for name, amount in known.items()}
-    return [Role("worker", n, {"containers": [{"resources": {"requests": each}}]})] if each else []
+    return [PodRole("worker", n, {"containers": [{"resources": {"requests": each}}]})] if each else []
 
 
-def _trainjob(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
+def _trainjob(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     trainer = _mapping(spec.get("trainer"))
     container = {"resources": trainer.get("resourcesPerNode")}
-    return [Role("worker", int(trainer.get("numNodes") or 1), {"containers": [container]})] if trainer else []
+    return [PodRole("worker", int(trainer.get("numNodes") or 1), {"containers": [container]})] if trainer else []
 
 
-def _ray(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[Role]:
+def _ray(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     cluster = _mapping(spec.get("rayClusterSpec")) or spec
     groups = [_mapping(group) for group in cluster.get("workerGroupSpecs") or ()]
     found = [_role(group.get("groupName"), group.get("replicas", 1), group) for group in groups]
@@ -117,9 +117,9 @@ _ROLES: Final = {"Job": _job, "JobSet": _jobset, "Workload": _workload, "PodGrou
                  "RayJob": _ray, "RayCluster": _ray}  # fmt: skip
 
 
-def _role(name: object, n: object, holder: object) -> Role:
+def _role(name: object, n: object, holder: object) -> PodRole:
     spec = _mapping(_mapping(_mapping(holder).get("template")).get("spec"))
-    return Role(str(name), n if isinstance(n, int) else 1, spec)
+    return PodRole(str(name), n if isinstance(n, int) else 1, spec)
 
 
 def _pods_of(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
