@@ -96,8 +96,10 @@ def _objects(head: str, first: str) -> Guess | None:
     if ('"tres"' in head or '"tres_alloc_str"' in head) and len(seen) > 1:
         return Guess("sacct", min(1.0, 0.4 + 0.2 * len(seen)), f"JSON with jobs that have {', '.join(seen)}")
     seen = [key for key in ("jobid", "attempts", "submitted_time") if f'"{key}"' in head]
-    if seen:
-        return Guess("philly-log", len(seen) / 3, f"JSON with {', '.join(seen)}")
+    listed = first.lstrip().startswith("[")
+    if seen or (listed and not looks_like_records(head)):
+        why = f"JSON with {', '.join(seen)}" if seen else "a list in JSON"
+        return Guess("philly-log", max(0.5 * listed, len(seen) / 3), why)
     return Guess(TABLE, 0.4, "records in JSON") if looks_like_records(head) else None
 
 
