@@ -12,7 +12,8 @@ import pytest
 import labkit
 from labkit import placers, schedulers
 from labkit.core import Jobs, Kind
-from labkit.workloads.readers import FORMATS, alibaba, gavel, google2011, helios, own, philly
+from labkit.workloads.readers import FORMATS, accounting, alibaba, gavel, google2011, google2019, helios, own, philly
+from labkit.workloads.readers.published import POLLUX_COLUMNS, TABLES
 from tests.cli.test_help import parsed
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,10 @@ COLUMNS = {
     "alibaba-2020": alibaba.JOB_COLUMNS + alibaba.TASK_COLUMNS,
     "alibaba-2023": alibaba.COLUMNS,
     "google-2011": google2011.COLUMNS,
+    "google-2019": google2019.COLUMNS,
+    "slurmdb": accounting.SLURMDB,
+    "pollux": POLLUX_COLUMNS,
+    **{name: table.headers[0] for name, table in TABLES.items()},
 }
 TO_BE_WRITTEN = {"labkit/schedulers/smallest_first.py"}
 

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(\d)g[._]\d+gb.*$")
+SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(?:(\d)c[._])?(\d)g[._](\d+)gb.*$")
 """The end of a type in Slurm that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
-GPU_RESOURCE: Final = re.compile(r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu)$")
-"""Resources of Kubernetes that are GPUs."""
-MIG_RESOURCE: Final = re.compile(r"^nvidia\.com/mig-(\d+)g\.")
+_OF_FOUR: Final = frozenset({(1, 6), (2, 12), (4, 24), (2, 48), (4, 96)})
+"""Parts and GB of the slices of GPUs that have four parts (A30, RTX PRO 6000); others have seven."""
+GPU_RESOURCE: Final = re.compile(
+    r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu|pgpu|vgpu-number)$"
+    r"|^nvidia\.com/(?:[A-Z]{2}\d{3}\w*_\w+|(?i:(?:tesla[_-])?(?:[ahblvpkt]|rtx|g[bh])[_-]?\d{1,4}[\w-]*))$"
+)
+"""Resources of Kubernetes that are GPUs; some sites name them by type, as nvidia.com/a100."""
+MIG_RESOURCE: Final = re.compile(r"^nvidia\.com/mig-")
+HUNDREDTHS: Final = frozenset(
+    {"koordinator.sh/gpu", "koordinator.sh/gpu-core", "tencent.com/vcuda-core", "elasticgpu.io/gpu-core",
+     "tke.cloud.tencent.com/qgpu-core", "aliyun.com/gpu-core.percentage"}
+)  # fmt: skip
+"""Resources of Kubernetes that count hundredths of GPUs; several, and whole GPUs beside them, say the same."""
+_SHARES: Final = ("nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "volcano.sh/vgpu-memory-percentage",
+                  "volcano.sh/vgpu-cores")  # fmt: skip
+"""Hundredths of each of the GPUs beside them (HAMi, Volcano's vGPU); the larger one is what nobody else can have."""
+_VGPU: Final = re.compile(r"^nvidia\.com/(?:GRID_|NVIDIA_)([A-Z]+\d+[A-Z]*)-(?:(\d)-)?(\d+)[ABCQ]$")
+_VGPU_GB: Final = {"T4": 16, "P40": 24, "V100": 16, "V100D": 32, "A10": 24, "A16": 16, "A30": 24, "A40": 48, "A100": 40,
+                   "A100D": 80, "L4": 24, "L40": 48, "L40S": 48, "H100": 80}  # fmt: skip
+"""Memory of the GPUs whose parts by NVIDIA's vGPU are told by theirs: GRID_A100-10C has 10 of 40 GB."""
 NO_DEVICE: Final = re.compile(
     r"hugepages|rdma|hca|nic\b|sriov|eni\b|efa\b|fuse|kvm|ephemeral|attachable|pod-eni|macvlan"
 )
@@ -35,6 +53,53 @@ def quantity(value: object) -> float | None:
     return None if match is None or isinstance(value, bool) else float(match[1]) * _UNITS[match[2]]
 
 
+def slice_of(name: str) -> float | None:
+    """Return the part of a GPU that a slice by MIG is; None if a name is of no slice.
+
+    >>> slice_of("a100_2g.10gb"), slice_of("nvidia.com/mig-1g.6gb"), slice_of("a100")
+    (0.2857142857142857, 0.25, None)
+    """
+    if (match := SLICE.search(name)) is None:
+        return None
+    compute, parts, gb = match.groups()
+    whole = 4 if (int(parts), int(gb)) in _OF_FOUR or "rtx" in name.lower() else 7
+    return int(compute or parts) / whole
+
+
+def part_of(resource: str) -> float | None:
+    """Return the part of a GPU that one of a resource of Kubernetes is; None if it is none.
+
+    >>> part_of("nvidia.com/gpu"), part_of("nvidia.com/GRID_A100-10C"), part_of("koordinator.sh/gpu-core")
+    (1.0, 0.25, 0.01)
+    """
+    if resource in HUNDREDTHS:
+        return 0.01
+    if MIG_RESOURCE.match(resource):
+        return slice_of(resource)
+    if (match := _VGPU.match(resource)) is not None:
+        kind, parts, gb = match.groups()
+        return int(parts) / 7 if parts else int(gb) / _VGPU_GB[kind] if kind in _VGPU_GB else None
+    return 1.0 if GPU_RESOURCE.search(resource) else None
+
+
+def gpus_asked(amounts: Mapping[str, float]) -> float:
+    """Return the GPUs of a container by its resources.
+
+    >>> gpus_asked({"nvidia.com/gpu": 2, "cpu": 8}), gpus_asked({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})
+    (2.0, 0.3)
+    """
+    parts = {name: part for name in amounts if (part := part_of(name)) is not None}
+    plain = sum(amounts[name] * part for name, part in parts.items() if name not in HUNDREDTHS)
+    share = max((amounts.get(name, 0.0) for name in _SHARES), default=0.0) or 100.0
+    hundredths = max((amounts[name] for name in parts if name in HUNDREDTHS), default=0.0)
+    return float(plain * min(share, 100.0) / 100 or hundredths / 100)
+
+
+def is_gpu(resource: str) -> bool:
+    """Return whether a resource of Kubernetes tells how many GPUs, or which part of them, somebody asks for."""
+    return part_of(resource) is not None or resource in _SHARES
+
+
 def is_known(resource: str) -> bool:
-    """Return whether a resource of Kubernetes is a GPU, a slice of one, or no device at all."""
-    return bool(GPU_RESOURCE.search(resource) or MIG_RESOURCE.match(resource) or NO_DEVICE.search(resource.lower()))
+    """Return whether a resource of Kubernetes is a GPU, a part of one, or no device at all."""
+    return is_gpu(resource) or bool(NO_DEVICE.search(resource.lower()))

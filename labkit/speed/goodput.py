@@ -19,9 +19,8 @@ from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.running import Running
+from labkit.workloads.readers.published import POLLUX_EPOCHS as EPOCHS
 
-EPOCHS: Final = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
-"""Epochs after which a job of each of Pollux's applications ends."""
 MOST_LOCAL: Final = {"yolov3": 8}
 """The largest batch of one GPU where it is not the largest one that was measured."""
 FILES: Final = ("placements.csv", "scalability.csv")

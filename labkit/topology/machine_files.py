@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.core.device_names import GPU_RESOURCE, MIG_RESOURCE, SLICE, TYPE_LABELS, is_known, quantity
+from labkit.core.device_names import MIG_RESOURCE, SLICE, TYPE_LABELS, gpus_asked, is_known, quantity, slice_of
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
 from labkit.core.host_names import listed
@@ -286,8 +286,8 @@ def gres(text: str) -> tuple[dict[str, float], tuple[str, ...]]:
             continue
         amount = _count(words.pop()) if words and re.fullmatch(r"\d+(?:\.\d+)?[KkMm]?", words[-1]) else 1.0
         kind = words[0] if words else ""
-        part = int(match[1]) / 7 if (match := SLICE.search(kind)) else 1.0
-        (typed if kind else gpus)[SLICE.sub("", kind) if match else kind] += round(amount * part, 9)
+        part = slice_of(kind)
+        (typed if kind else gpus)[kind if part is None else SLICE.sub("", kind)] += round(amount * (part or 1.0), 9)
     return dict(typed or gpus), tuple(dict.fromkeys(devices))
 
 
@@ -450,14 +450,13 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     labels = metadata.get("labels") or {}
     has = status.get("allocatable") or status.get("capacity") or {}
     kind = next((str(labels[label]) for label in TYPE_LABELS if labels.get(label)), "")
-    whole = sum(quantity(has[name]) or 0.0 for name in has if GPU_RESOURCE.search(name))
+    amounts = {name: quantity(has[name]) or 0.0 for name in has}
+    slices = gpus_asked({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
+    whole = gpus_asked({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
     shared = (
         float(labels.get("nvidia.com/gpu.replicas") or 1)
         if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none"
         else 1.0
-    )
-    slices = sum(
-        (quantity(has[name]) or 0.0) * int(match[1]) / 7 for name in has if (match := MIG_RESOURCE.match(name))
     )
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""

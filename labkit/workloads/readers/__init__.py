@@ -9,24 +9,39 @@ from typing import Final
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.named_traces import located
-from labkit.workloads.readers import alibaba, google2011, helios, kubernetes, mapped, philly, sacct, swf
+from labkit.workloads.readers import (
+    accounting,
+    alibaba,
+    google2011,
+    google2019,
+    helios,
+    kubernetes,
+    mapped,
+    philly,
+    sacct,
+    swf,
+)
+from labkit.workloads.readers.accounting import read_lsf, read_pbs, read_slurmdb
 from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
 from labkit.workloads.readers.formats import ENOUGH, Guess, first_line, guesses
 from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
 from labkit.workloads.readers.google2011 import read_google_2011
+from labkit.workloads.readers.google2019 import read_google_2019
 from labkit.workloads.readers.helios import read_helios
 from labkit.workloads.readers.kubernetes import read_kubernetes
 from labkit.workloads.readers.ledger import Read, plain
 from labkit.workloads.readers.mapped import read_mapped
 from labkit.workloads.readers.own import read_csv, read_parquet, write
 from labkit.workloads.readers.philly import read_philly_csv, read_philly_log
+from labkit.workloads.readers.published import TABLES, pollux, published, read_pollux, reader_of
 from labkit.workloads.readers.sacct import read_sacct
 from labkit.workloads.readers.swf import read_swf
 
 __all__ = [
     "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
-    "read_google_2011", "read_helios", "read_kubernetes", "read_mapped", "read_parquet", "read_philly_csv",
-    "read_philly_log", "read_sacct", "read_swf", "sniff", "write",
+    "read_google_2011", "read_google_2019", "read_helios", "read_kubernetes", "read_lsf", "read_mapped",
+    "read_parquet", "read_pbs", "read_philly_csv", "read_philly_log", "read_pollux", "read_sacct", "read_slurmdb",
+    "read_swf", "sniff", "write",
 ]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
@@ -43,6 +58,12 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "sacct": read_sacct,
     "kubernetes": read_kubernetes,
     "swf": read_swf,
+    "google-2019": read_google_2019,
+    "slurmdb": read_slurmdb,
+    "pbs": read_pbs,
+    "lsf": read_lsf,
+    **{name: reader_of(name) for name in TABLES},
+    "pollux": read_pollux,
     "mapped": read_mapped,
 }
 """Name of each format and its reader."""
@@ -61,6 +82,12 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "sacct": sacct.sacct,
     "kubernetes": kubernetes.kubernetes,
     "swf": swf.swf,
+    "google-2019": google2019.google_2019,
+    "slurmdb": accounting.slurmdb,
+    "pbs": accounting.pbs,
+    "lsf": accounting.lsf,
+    **{name: published(name) for name in TABLES},
+    "pollux": pollux,
     "mapped": lambda path: mapped.mapped(path, mapped.kept(path)),
 }
 """Name of each format, and what reads it with a ledger of its rows and GPU-hours."""

@@ -7,12 +7,12 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from gzip import BadGzipFile, GzipFile
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.text import CONTROL, shortened
 from labkit.workloads.readers.ledger import TraceLedger
+from labkit.workloads.readers.line_repair import LineRepair, Record, is_header, joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -281,7 +282,7 @@ def table_of(
     quoted = separator in QUOTED and '"' in text
     records = _quoted_records(path, text, separator, expected) if quoted else None
     wrong = _wrong_widths(text, records, separator=separator, n_cells=len(cells))
-    if repair is not None and header and (wrong or _headers_again(text, first)):
+    if repair is not None and header and (wrong or _headers_again(text, first, cells, separator)):
         return _mended(path, text, records, cells, separator=separator, columns=columns, repair=repair)  # fmt: skip
     if wrong:
         faults = [f"line {number}: {n} cells; expected {len(cells)}, separated by {separator!r}" for number, n in wrong]
@@ -290,35 +291,12 @@ def table_of(
         "sep": separator,
         "names": cells,
         "usecols": list(columns),
-        "dtype": dict.fromkeys(names, "str"),
+        "dtype": dict.fromkeys(names, "object"),  # equal cells are one object, and cost nothing to list
         "skiprows": 1 if header else 0,
         "quoting": csv.QUOTE_MINIMAL if separator in QUOTED else csv.QUOTE_NONE,
     }
     numbers = None if records is None else [number for number, _ in records[1 if header else 0 :]]
     return TraceTable(path, _frame(path, text, options, expected=expected), text=text, header=header, lines=numbers)
-
-
-Record = tuple[int, list[str]]
-"""The line on which a row begins, and its cells."""
-
-
-class LineRepair(NamedTuple):
-    """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
-
-    Attributes
-    ----------
-    begins : callable
-        Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
-    whole : callable
-        The cells of a row that has too many, or None.
-    """
-
-    begins: Callable[[Sequence[str], Sequence[str]], bool]
-    whole: Callable[[list[str], Sequence[str]], list[str] | None]
-
-
-NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
-"""Lines with a wrong number of cells are lost."""
 
 
 def _quoted_records(path: Path, text: str, separator: str, expected: str) -> list[Record]:
@@ -344,8 +322,11 @@ def _wrong_widths(text: str, records: list[Record] | None, *, separator: str, n_
     return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_FAULTS_TOLD))
 
 
-def _headers_again(text: str, header: str) -> bool:
-    return text.count(header) > 1 and any(line == header for _, line in islice(each_line(text), 1, None))
+def _headers_again(text: str, header: str, names: Sequence[str], separator: str) -> bool:
+    """Return whether a header stands among the rows: lines that begin with the name of a column are looked at."""
+    begins = "|".join(re.escape(name) for name in names if name.strip())
+    found = re.compile(rf'\n"?(?:{begins})"?{re.escape(separator)}[^\r\n]*').finditer(text, len(header))
+    return any(is_header(_cells(match[0].strip("\n"), separator), names) for match in found)
 
 
 def _mended(
@@ -358,26 +339,29 @@ def _mended(
     columns: Sequence[str],
     repair: LineRepair,
 ) -> TraceTable:
-    """Return the rows of a text in which some lines are no rows as they stand."""
+    """Return the rows of a text in which some lines are no rows as they stand; a header holds for those below it."""
     each = ((number, line.split(separator)) for number, line in each_line(text)) if records is None else iter(records)
     rows, lost = list[Record](), list[str]()
     n_headers = n_fixed = 0
-    kept = [header.index(column) for column in columns]
-    seen: dict[str, str] = {}  # equal cells are one object: a large table has few that differ
+    width, kept = len(header), [header.index(column) for column in columns]
+    seen: dict[str, str] = {"": ""}  # equal cells are one object: a large table has few that differ
 
     def keep(number: int, cells: list[str]) -> None:
-        rows.append((number, [seen.setdefault(cells[i], cells[i]) for i in kept]))
+        rows.append((number, [seen.setdefault(cells[i], cells[i]) if i >= 0 else "" for i in kept]))
 
-    for number, cells in islice(_joined(each, header, repair), 1, None):
-        if cells == header:
+    for number, cells, names in islice(joined(each, header, repair), 1, None):
+        if cells is names:
             n_headers += 1
-        elif len(cells) == len(header):
+            plain = [name.strip().lower() for name in names]
+            width = len(names)
+            kept = [plain.index(name) if (name := column.strip().lower()) in plain else -1 for column in columns]
+        elif len(cells) == width:
             keep(number, cells)
-        elif (whole := repair.whole(cells, header)) is not None:
+        elif (whole := repair.whole(cells, names)) is not None:
             keep(number, whole)
             n_fixed += 1
         else:
-            lost.append(f"line {number}: {len(cells)} cells; expected {len(header)}, separated by {separator!r}")
+            lost.append(f"line {number}: {len(cells)} cells; expected {width}, separated by {separator!r}")
     if lost and len(lost) >= len(rows):
         raise TraceError(told(str(path), lost))
     table = TraceTable(path, _parsed(rows, columns), text=text, header=True, lines=[number for number, _ in rows])
@@ -394,21 +378,6 @@ def _parsed(rows: list[Record], columns: Sequence[str]) -> pd.DataFrame:
 
     made = {name: np.array([cells[i] or None for _, cells in rows], dtype=object) for i, name in enumerate(columns)}
     return pd.DataFrame(made, columns=list(columns), dtype=object)
-
-
-def _joined(records: Iterator[Record], header: list[str], repair: LineRepair) -> Iterator[Record]:
-    """Yield records in which what a newline in a cell had cut is one again."""
-    before: Record | None = None
-    for number, cells in records:
-        short = before is not None and (len(before[1]) < len(header) or len(cells) < len(header))
-        if before is not None and short and cells != header and not repair.begins(cells, header):
-            before = (before[0], [*before[1][:-1], f"{before[1][-1]} {cells[0]}", *cells[1:]])
-            continue
-        if before is not None:
-            yield before
-        before = (number, cells)
-    if before is not None:
-        yield before
 
 
 def _cut(lost: list[str]) -> str:
@@ -433,11 +402,6 @@ def _frame(path: Path, text: str, options: dict[str, Any], *, expected: str) -> 
         return frame
     except (ValueError, OverflowError) as error:  # ParserError and EmptyDataError are ValueErrors
         raise TraceError(f"{path}: {str(error).splitlines()[0]}; expected {expected}.") from None
-
-
-def pointed(raw: pd.Series) -> pd.Series:
-    """Return cells with a point in the place of the comma of numbers such as 30,5."""
-    return raw.astype("str").str.strip().str.replace(r"^([+-]?\d+),(\d+)$", r"\1.\2", regex=True)
 
 
 def header_of(line: str, separator: str) -> list[str]:
@@ -470,6 +434,13 @@ def names_of(raw: pd.Series, *, blank: str = "") -> list[str]:
     shown = [*(blank if _blank(value) else _shown(value) for value in values.tolist()), blank]  # the last: missing
     names: list[str] = np.array(shown, dtype=object)[codes].tolist()
     return names
+
+
+def text_column(names: Sequence[str] | NDArray[Any], *, index: pd.Index | None = None) -> pd.Series:
+    """Return names as a column of objects, which a large table lists much faster than pandas' own text."""
+    import pandas as pd
+
+    return pd.Series(np.asarray(names, dtype=object), index=index, dtype=object)
 
 
 def _shown(value: Any) -> str:
@@ -640,15 +611,17 @@ def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "
         If it is no JSON, or there is no such list.
     """
     entries: list[Any] = []
-    for content in _objects(path, text, expected=expected):
-        listed = content.get(key) if isinstance(content, dict) else None
+    for content in objects_of(path, text, expected=expected):
+        if isinstance(content, dict) and isinstance(event := content.get("object"), dict) and "type" in content:
+            content = event  # of kubectl's --watch --output-watch-events
+        listed = content.get(key) if isinstance(content, dict) else content
         if not isinstance(listed, list) and not (alone and isinstance(content, dict) and alone in content):
             raise TraceError(f"{path}: it has no list '{key}'; expected {expected}.")
         entries += listed if isinstance(listed, list) else [content]
     return entries
 
 
-def _objects(path: Path, text: str, *, expected: str) -> list[Any]:
+def objects_of(path: Path, text: str, *, expected: str) -> list[Any]:
     """Return the JSON values of a text that holds one or more, or those of YAML as kubectl prints it."""
     if is_yaml(text):
         return _of_yaml(path, text, expected=expected)

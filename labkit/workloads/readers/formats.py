@@ -9,9 +9,13 @@ from typing import Final, NamedTuple
 
 from labkit.core.errors import TraceError
 from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
+from labkit.workloads.readers.accounting import SLURMDB, looks_like_dump, looks_like_lsf, looks_like_pbs
 from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
+from labkit.workloads.readers.google2019 import looks_like_events
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
+from labkit.workloads.readers.published import POLLUX_COLUMNS, TABLES, recognised
+from labkit.workloads.readers.records import looks_like_records
 from labkit.workloads.readers.sacct_files import header_below, lacks_header, separator_of
 from labkit.workloads.readers.swf import looks_like_swf
 
@@ -61,7 +65,7 @@ def guesses(path: Path, *, formats: Sequence[str]) -> list[Guess]:
     if b"\0" in raw[:4096] and not wide:
         raise TraceError(f"{path}: binary data; expected a trace as text or Parquet ({', '.join(formats)}).")
     head = raw[: 1 << 16].decode("utf-16" if wide else "utf-8-sig", "replace")
-    first = next((line for _, line in lines_of(head)), "")
+    first = next((line for _, line in lines_of(head) if not line.startswith(("#", "sep="))), "")
     found = [guess for rule in _RULES if (guess := rule(head, first)) is not None]
     return sorted(found, key=lambda guess: -guess.score)
 
@@ -88,16 +92,15 @@ def _objects(head: str, first: str) -> Guess | None:
         return None
     if is_pods(head) or ('"apiVersion"' in head and '"kind"' in head):
         return Guess("kubernetes", 1.0, "JSON with apiVersion and items")
-    if '"jobs"' in head and first.lstrip().startswith("{"):
-        seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
-        return Guess(
-            "sacct", min(1.0, 0.3 + 0.25 * len(seen)), f"JSON with jobs{' that have ' * bool(seen)}{', '.join(seen)}"
-        )
+    seen = [key for key in ("job_id", "tres", "submission", "job_state", "submit_time") if f'"{key}"' in head]
+    if ('"tres"' in head or '"tres_alloc_str"' in head) and len(seen) > 1:
+        return Guess("sacct", min(1.0, 0.4 + 0.2 * len(seen)), f"JSON with jobs that have {', '.join(seen)}")
     seen = [key for key in ("jobid", "attempts", "submitted_time") if f'"{key}"' in head]
     listed = first.lstrip().startswith("[")
-    return Guess(
-        "philly-log", max(0.5 * listed, len(seen) / 3), "a list in JSON" if listed else "JSON with " + ", ".join(seen)
-    )
+    if seen or (listed and not looks_like_records(head)):
+        why = f"JSON with {', '.join(seen)}" if seen else "a list in JSON"
+        return Guess("philly-log", max(0.5 * listed, len(seen) / 3), why)
+    return Guess(TABLE, 0.4, "records in JSON") if looks_like_records(head) else None
 
 
 def _swf(head: str, _first: str) -> Guess | None:
@@ -123,13 +126,28 @@ def _slurm(head: str, first: str) -> Guess | None:
     return Guess("sacct", 0.3 if others else 0.6, why)
 
 
+def _accounting(head: str, first: str) -> Guess | None:
+    """Return which batch system's accounting a text is, or Google's events."""
+    if looks_like_events(head):
+        return Guess("google-2019", 0.95, "events with time, type, collection_id and instance_index")
+    if looks_like_dump(head):
+        return Guess("slurmdb", 1.0, "a dump of a database")
+    if set(SLURMDB) <= {name.strip() for name in header_of(first, max("\t,|;", key=first.count))}:
+        return Guess("slurmdb", 1.0, f"its header has {', '.join(SLURMDB)}")
+    if looks_like_pbs(first):
+        return Guess("pbs", 1.0, "records of PBS: date;kind;job;...")
+    return Guess("lsf", 1.0, "records of LSF that begin with JOB_FINISH") if looks_like_lsf(first) else None
+
+
 def _with_header(_head: str, first: str) -> Guess | None:
     """Return the public format whose columns all stand in a header."""
     names = {name.strip().strip('"') for name in first.split(",")}
-    for kind, columns in _HEADERS.items():
-        if names >= set(columns):
-            return Guess(kind, 0.95, f"its header has {', '.join(columns)}")
-    return None
+    fits = {kind: columns for kind, columns in _HEADERS.items() if names >= set(columns)}
+    if kind := recognised(names):
+        headers = [header for header in (*TABLES[kind].headers,) if names >= set(header)] if kind in TABLES else []
+        fits[kind] = headers[0] if headers else POLLUX_COLUMNS
+    best = max(fits, key=lambda kind: len(fits[kind]), default="")
+    return Guess(best, 0.95, f"its header has {', '.join(fits[best])}") if best else None
 
 
 def _own(_head: str, first: str) -> Guess | None:
@@ -171,6 +189,8 @@ def _words(cells: Sequence[str]) -> bool:
 
 def _table(_head: str, first: str) -> Guess | None:
     """Return that a text is a table with a header, whose columns a user has to name."""
+    if looks_like_records(first):
+        return None
     separator = max(",;\t|", key=first.count)
     cells = [cell.strip() for cell in header_of(first, separator)]
     if len(cells) < 2 or not _words([cell for cell in cells[1:] if cell] or [""]):
@@ -186,5 +206,5 @@ def _table(_head: str, first: str) -> Guess | None:
 
 
 _RULES: Final[tuple[Callable[[str, str], Guess | None], ...]] = (
-    _objects, _swf, _slurm, _with_header, _own, _headerless, _table,
+    _objects, _swf, _accounting, _slurm, _with_header, _own, _headerless, _table,
 )  # fmt: skip

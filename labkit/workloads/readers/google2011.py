@@ -33,7 +33,7 @@ COLUMNS: Final = (
 )
 EXPECTED: Final = "Google's 2011 task events, 13 columns separated by commas"
 SUBMIT, SCHEDULE, EVICT, FAIL, FINISH, KILL, LOST = range(7)
-_AFTER_THE_TRACE_US: Final = 2.0**62
+AFTER_THE_TRACE_US: Final = 2.0**62
 
 
 def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_gb: float = 64.0) -> Jobs:
@@ -60,7 +60,13 @@ def google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
     parts = sorted(where.glob("part-*.csv*")) if where.is_dir() else [where]
     if not parts:
         raise TraceError(f"{where}: no part-*.csv in this folder; expected {EXPECTED}.")
-    seen = _by_job(pd.concat([_events(part) for part in parts], ignore_index=True))
+    events = pd.concat([_events(part) for part in parts], ignore_index=True)
+    return of_events(events, where, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb)
+
+
+def of_events(events: pd.DataFrame, where: Path, *, machine_cpus: float, machine_memory_gb: float) -> Read:
+    """Return the jobs of events: time_us, job, task, kind (0 to 8), user, cpu, memory, disk and apart of each."""
+    seen = _by_job(events)
     ledger, lasts_s = TraceLedger(len(seen), noun="jobs", gpu_hours=0.0), seen["duration_s"].to_numpy(np.float64)
     kept = ledger.keep(
         [
@@ -109,7 +115,7 @@ def _events(path: Path) -> pd.DataFrame:
         }
     )
     table.check()
-    return events[events["time_us"] < _AFTER_THE_TRACE_US]
+    return events[events["time_us"] < AFTER_THE_TRACE_US]
 
 
 def _by_job(events: pd.DataFrame) -> pd.DataFrame:

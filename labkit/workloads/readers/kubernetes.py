@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.device_names import GPU_RESOURCE, MIG_RESOURCE, TYPE_LABELS, is_known, quantity
+from labkit.core.device_names import TYPE_LABELS, gpus_asked, is_gpu, is_known, part_of, quantity, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
+from labkit.workloads.readers.kubernetes_objects import expanded
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
@@ -48,7 +49,10 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     if not entries:
         raise TraceError(f"{path}: it has no pods; expected {EXPECTED}.")
     faults: list[str] = []
+    entries, notes = expanded(entries)
     ledger = TraceLedger(len(entries), noun="pods")
+    for note in notes:
+        ledger.check(note)
     kinds = [str(_mapping(entry).get("kind") or "Pod") for entry in entries]
     if others := sorted({kind for kind in kinds if kind != "Pod"}):
         ledger.leave_out(sum(kind != "Pod" for kind in kinds), f"that are no pods ({', '.join(others)[:60]})")
@@ -66,9 +70,8 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         gang for mine in _grouped(ran) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
     ]  # fmt: skip
     _devices(pods, ledger)
-    ledger.refuse_none(
-        path, "GPUs are asked for as nvidia.com/gpu, amd.com/gpu or the like, and pods must have ended or run"
-    )
+    told_besides = " ".join(("GPUs are asked for as nvidia.com/gpu or the like", *ledger.checks)).rstrip(".")
+    ledger.refuse_none(path, f"pods must have ended or run; {told_besides}")
     segments = Segments.of(*np.array([(pod.gpus, pod.start_s, pod.end_s) for pod in ran], np.float64).reshape(-1, 3).T)
     zero_s = min(gang.arrival_s for gang in gangs)
     return Read(ledger.close(_jobs(gangs, name=path.name, ledger=ledger)), ledger, segments, zero_s)
@@ -430,8 +433,8 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
     if created_s is None:
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
     start_s, end_s, seen = _times(status)
-    gpus, slices = _gpus(spec)
-    cpus = _asked(spec, "cpu")
+    gpus, slices = _gpus(metadata, spec)
+    cpus = _asked(spec, lambda one: _of(one, "cpu"))
     return Pod(
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
@@ -448,7 +451,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         under_way=status.get("phase") in ("Running", "Pending", "Unknown"),
         gpus=gpus,
         cpus=min(cpus, _MOST_CORES) if cpus > 0 else float("nan"),
-        memory_gb=_asked(spec, "memory") / 2.0**30,
+        memory_gb=_asked(spec, lambda one: _of(one, "memory")) / 2.0**30,
         guessed=slices,
         uid=uid,
         identity=owner[2] if owner[1] and owner[1] == str(labels.get(label, owner[1])) else "" if label else uid,
@@ -506,19 +509,39 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
     return start_s, end_s, seen
 
 
-def _gpus(spec: Mapping[str, Any]) -> tuple[float, bool]:
-    """Return the GPUs that a pod asks for, and whether they are slices."""
+def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[float, bool]:
+    """Return the GPUs that a pod asks for, and whether they are parts of some."""
     names = {name for resources in _resources(spec) for name in resources}
-    whole = [name for name in names if GPU_RESOURCE.search(name)]
-    parts = {name: int(match[1]) / 7 for name in names if (match := MIG_RESOURCE.match(name))}
-    gpus = sum(_asked(spec, name) for name in whole) + sum(_asked(spec, name) * part for name, part in parts.items())
-    return gpus, bool(parts) or any("shared" in name or "vgpu" in name for name in whole)
+    sliced = any("shared" in name or "vgpu" in name or part_of(name) not in (None, 1.0) for name in names)
+    gpus = _asked(spec, _gpus_of)
+    selector = _mapping(spec.get("nodeSelector"))
+    part = slice_of(str(selector.get("cloud.google.com/gke-gpu-partition-size", "")))
+    clients = _number_of(selector.get("cloud.google.com/gke-max-shared-clients-per-gpu")) or 1.0
+    if gpus and (part or clients > 1):
+        return gpus * (part or 1.0) / clients, True
+    told = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
+    if not gpus and (fraction := _number_of(told.get("gpu-fraction"))):  # run:ai
+        return fraction * (_number_of(told.get("gpu-fraction-num-devices")) or 1.0), True
+    return gpus, sliced or gpus % 1 > 0
 
 
-def _asked(spec: Mapping[str, Any], resource: str) -> float:
-    """Return a pod's request of a resource: its containers together, or an init container alone if that is more."""
-    together = sum(_of(container, resource) for container in _list(spec.get("containers")))
-    alone = max((_of(container, resource) for container in _list(spec.get("initContainers"))), default=0.0)
+def _number_of(value: object) -> float:
+    return quantity(value) or 0.0
+
+
+def _gpus_of(container: object) -> float:
+    """Return the GPUs that a container asks for."""
+    resources = _mapping(_mapping(container).get("resources"))
+    names = {name for part in ("requests", "limits") for name in _mapping(resources.get(part))}
+    return gpus_asked({name: _of(container, name) for name in names if "/" in name and is_gpu(name)})
+
+
+def _asked(spec: Mapping[str, Any], amount: Callable[[object], float]) -> float:
+    """Return a pod's request of an amount of each container: all together, or one that runs before if that is more."""
+    first = _list(spec.get("initContainers"))
+    beside = [one for one in first if _mapping(one).get("restartPolicy") == "Always"]  # sidecars
+    together = sum(amount(container) for container in (*_list(spec.get("containers")), *beside))
+    alone = max((amount(container) for container in first if container not in beside), default=0.0)
     return max(together, alone)
 
 

@@ -15,20 +15,18 @@ from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
-    NO_REPAIR,
     TraceTable,
-    any_text_of,
     from_zero,
     header_of,
     lines_of,
     names_of,
     numbers_of,
     per_gpu,
-    pointed,
     started,
     table_of,
 )
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
+from labkit.workloads.readers.line_repair import NO_REPAIR
 from labkit.workloads.readers.mapping import (
     FIELDS,
     MOMENTS,
@@ -45,6 +43,7 @@ from labkit.workloads.readers.mapping import (
     sureness,
     words_of,
 )
+from labkit.workloads.readers.records import EXPECTED, table_text
 from labkit.workloads.readers.times import (
     moments_s,
     read_moments_s,
@@ -63,7 +62,6 @@ __all__ = [
     "table",
 ]  # fmt: skip
 
-EXPECTED: Final = "a table with a header and one job per line"
 SEPARATORS: Final = ",;\t|"
 MAX_COLUMNS: Final = 500
 _LOOKED_AT: Final = 2000
@@ -95,15 +93,10 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
         If it is no table with a header.
     """
     path = Path(path)
-    text, _ = any_text_of(path, expected=EXPECTED)
+    text, _ = table_text(path)
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
     separator = max(SEPARATORS, key=first.count)
     names = header_of(first, separator)
-    if first.lstrip().startswith(("{", "[")):
-        raise TraceError(
-            f"{path}: holds JSON; expected {EXPECTED}. Of JSON are read: sacct --json, squeue --json, kubectl get pods "
-            "-o json, and Philly's cluster_job_log."
-        )
     if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[1:-1]):  # pandas' index has no name
         raise TraceError(f"{path}: line 1 is '{first[:60]}'; expected {EXPECTED}, columns separated by , ; | or tabs.")
     whole = table_of(
@@ -119,19 +112,27 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     return whole.frame, separator
 
 
-def proposed(frame: pd.DataFrame, separator: str, *, chosen: dict[str, FieldSource] | None = None) -> ColumnMap:
-    """Propose a meaning for the columns of a table; what is `chosen` stands.
+def proposed(
+    frame: pd.DataFrame,
+    separator: str,
+    *,
+    chosen: dict[str, FieldSource] | None = None,
+    told: dict[str, FieldSource] | None = None,
+) -> ColumnMap:
+    """Propose a meaning for the columns of a table; what is `chosen` stands (`told` is its earlier name).
 
     Raises
     ------
     InputError
         If a column that is told is not there.
     """
-    columns, chosen = [str(name) for name in frame.columns], chosen or {}
+    columns, chosen = [str(name) for name in frame.columns], chosen or told or {}
     for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
-    head = frame.head(_LOOKED_AT)
+    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(
+        lambda cells: _commas_of(cells, separator=separator)[0]
+    )
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
@@ -201,7 +202,7 @@ def _with_per(
     found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
 ) -> dict[str, FieldSource]:
     """Return sources with what their amounts are told of, and without columns that no amount is multiplied by."""
-    found = dict(found)
+    found = _with_parts(dict(found), chosen, head)
     for name in ("gpus", "cpus", "memory"):
         if name not in found or found[name].per:
             continue
@@ -213,8 +214,26 @@ def _with_per(
         if per and (per in ("gpu", WHOLE) or {"instances", "nodes"} & set(found)):
             found[name] = replace(found[name], per=per, sure=found[name].sure if name in chosen else "likely")
     counted = {*chosen, *(_counted_by(source.per, found) for source in found.values())}
-    counted |= set() if "gpus" in found else {"instances"}
+    counted |= set() if "gpus" in found else {"instances" if "instances" in found else "nodes"}
     return {name: source for name, source in found.items() if name not in ("instances", "nodes") or name in counted}
+
+
+def _with_parts(
+    found: dict[str, FieldSource], chosen: dict[str, FieldSource], head: pd.DataFrame
+) -> dict[str, FieldSource]:
+    """Return sources in which parts of GPUs (gpu_milli) stand beside a number of GPUs, each of which has so much."""
+    if "gpus" not in found or not found["gpus"].unit or {"gpus", "instances"} & set(chosen):
+        return found
+    used = {source.column for source in found.values()}
+    beside = [
+        column
+        for column in head.columns
+        if column not in used and sureness("gpus", column) and not words_of(column)[1] and _holds("gpus", head[column])
+    ]
+    if not beside:
+        return found
+    parts = replace(found["gpus"], per="instance", sure="likely")
+    return found | {"gpus": parts, "instances": FieldSource(beside[0], sure="likely")}
 
 
 def _counted_by(per: str, found: Collection[str]) -> str:
@@ -226,11 +245,13 @@ def _counted_by(per: str, found: Collection[str]) -> str:
 def _holds(name: str, cells: pd.Series) -> bool:
     """Return whether cells can be what a field needs."""
     kind, blank = FIELDS[name].kind, not_known(cells)
-    if kind == "moment" and _largest(cells) > _SINCE_1970:
-        blank |= numbers_of(cells) == 0  # not yet
+    if kind == "moment":
+        not_yet = cells.astype("str").str.match(r"1970-01-01[T ]00:00:00").to_numpy(np.bool_)
+        blank |= not_yet & (not not_yet.all())
+        blank |= (numbers_of(cells) == 0) & (_largest(cells) > _SINCE_1970)
     if blank.all():
         return False
-    values = _read(kind, pointed(cells[~blank]))  # decimals with a comma are told when it is read
+    values = _read(kind, cells[~blank])
     return bool(np.mean(~np.isnan(values)) >= _FITS) if values is not None else True
 
 
@@ -239,7 +260,7 @@ def _read(kind: str, cells: pd.Series) -> Floats | None:
     if kind == "name":
         return None
     if kind == "moment":
-        return read_moments_s(cells, unit_s=1e-6 if _largest(cells) > 1e14 else 1e-3 if _largest(cells) > 1e11 else 1.0)
+        return read_moments_s(cells, unit_s=MOMENTS[_unit_of_moments(cells)])
     if kind == "span":
         return read_spans_s(cells)
     numbers = _amounts(cells) if kind == "amount" else numbers_of(cells)
@@ -262,10 +283,40 @@ def _amounts(cells: pd.Series) -> Floats:
     return numbers
 
 
+_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
+
+
+def _commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
+    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
+
+    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
+    a table that commas separate. Where the column does not tell, its cells stay as they are.
+    """
+    text = raw.astype("str").str.strip()
+    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
+    if not there.any():
+        return raw, ""
+    cells = text[there]
+    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
+    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
+        found, what = cells.str.replace(",", ""), "thousands"
+    elif not thousands and cells.str.fullmatch(r"[+-]?\d+,\d+").all():
+        found, what = cells.str.replace(",", "."), "decimals"
+    else:
+        return raw, ""
+    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
+    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
+
+
 def _largest(cells: pd.Series) -> float:
     numbers = numbers_of(cells)
     numbers = numbers[~sentinels(numbers)]
     return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
+
+
+def _unit_of_moments(cells: pd.Series) -> str:
+    largest = _largest(cells)
+    return "ns" if largest > 1e17 else "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
 
 
 _SINCE_1970: Final = 1e8
@@ -278,9 +329,10 @@ def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSourc
         return source
     unit = words_of(source.column)[1]
     if FIELDS[name].kind == "moment":
-        largest = _largest(head[source.column])
-        usual = "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
-        return replace(source, unit=usual)
+        return replace(source, unit=_unit_of_moments(head[source.column]))
+    if FIELDS[name].kind == "amount":
+        planned = name == "gpus" and "plan" in words_of(source.column)[0]  # Alibaba's plan_gpu is in hundredths
+        return replace(source, unit=unit if unit in units else "percent" if planned else "")
     return replace(source, unit=unit if unit in units else "gb" if "gb" in units else "s")
 
 
@@ -298,7 +350,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     """
     path, sources = Path(path), mapping.sources
     names = tuple(dict.fromkeys(source.column for source in sources.values()))
-    text, doubt = any_text_of(path, expected=EXPECTED)
+    text, doubt = table_text(path)
     header = next((line for _, line in lines_of(text[: 1 << 16])), "")
     refuse_unfit(sources, header_of(header, mapping.separator), path)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
@@ -309,7 +361,10 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     ledger = TraceLedger(len(cells) + sum(cells.lost.values()), noun="rows")
     for reason, n in cells.lost.items():
         ledger.leave_out(n, reason)
-    for note in (*cells.doubts, *([doubt] if doubt else [])):
+    numeric = dict.fromkeys(source.column for name, source in sources.items() if FIELDS[name].kind != "name")
+    made = {column: _commas_of(cells.frame[column], separator=mapping.separator) for column in numeric}
+    cells.frame = cells.frame.assign(**{column: found for column, (found, _) in made.items()})
+    for note in filter(None, (*cells.doubts, doubt, *(note for _, note in made.values()))):
         ledger.check(note)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
@@ -344,14 +399,16 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
         raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
     cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
     low, high = (-MAX_NUMBER, MAX_NUMBER) if kind == "number" else (0.0, MAX_TASKS if name == "gpus" else MAX_NUMBER)
-    return cells.numbers(source.column, low=low, high=high, blank_ok=True) * (unit if kind == "size" else 1.0)
+    return cells.numbers(source.column, low=low, high=high, blank_ok=True) * (
+        unit if kind in ("size", "amount") else 1.0
+    )
 
 
 def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldSource]) -> Floats:
     """Return an amount of the whole job, (N,): what a column tells, times the instances, nodes or GPUs it is of."""
     n = len(next(iter(columns.values())))
     if name not in columns:
-        alone = columns.get("instances") if name == "gpus" else None
+        alone = columns.get("instances", columns.get("nodes")) if name == "gpus" else None
         return (
             np.where(np.isnan(alone), 1.0, alone)
             if alone is not None
@@ -440,7 +497,8 @@ def _kept(cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: T
 
 def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
     if "gpus" not in sources:
-        each = " for each of its instances" if "instances" in sources else ""
+        counted = next((name for name in ("instances", "nodes") if name in sources), "")
+        each = f" for each of its {counted}" if counted else ""
         ledger.remark(ledger.n_jobs, f"no column of GPUs, so that a job takes one{each}")
     elif by := _counted_by(sources["gpus"].per, sources):
         ledger.remark(
@@ -491,9 +549,20 @@ def _jobs(
         device_type=text("device_type", ""),
         measured_on=text("measured_on", ""),
         reservation=text("reservation", ""),
+        slo_s=_slo_s(columns, times, keep, ledger),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
         recorded_start_s=started(times.start_s[keep], times.arrival_s[keep]),
     )
+
+
+def _slo_s(columns: dict[str, Floats], times: _Times, keep: Bools, ledger: TraceLedger) -> Floats:
+    """Return seconds from arrival to what is due, (N,); NaN where nothing is, or where it was due before."""
+    if "deadline" not in columns:
+        return np.full(int(keep.sum()), np.nan)
+    slo_s = (columns["deadline"] - times.arrival_s)[keep]
+    ledger.remark(slo_s <= 0, "a deadline that is no later than its submission, which is dropped")
+    found: Floats = np.where(slo_s > 0, slo_s, np.nan)
+    return found
 
 
 def _plain(name: str) -> str:

@@ -20,7 +20,8 @@ ENDING: Final = ".labkit.toml"
 """What the file beside a trace is called, after the trace's own name."""
 
 SPANS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
-MOMENTS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+MOMENTS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+AMOUNTS: Final = {"milli": 1e-3, "percent": 1e-2}
 SIZES: Final = {
     "bytes": 1e-9,
     "kb": 1e-6,
@@ -34,6 +35,7 @@ SIZES: Final = {
 """GB in a unit of memory; a GiB counts as a GB, as elsewhere in labkit."""
 
 _SUFFIXES: Final = {
+    "ns": "ns", "milli": "milli", "percent": "percent", "pct": "percent",
     "us": "us", "ms": "ms", "millis": "ms", "milliseconds": "ms", "s": "s", "sec": "s", "secs": "s", "seconds": "s",
     "m": "min", "min": "min", "mins": "min", "minutes": "min", "h": "h", "hr": "h", "hrs": "h", "hours": "h",
     "minuten": "min", "sek": "s", "sekunden": "s", "std": "h", "stunden": "h", "tage": "days",
@@ -78,7 +80,7 @@ class Field:
     @property
     def units(self) -> Mapping[str, float]:
         """Units that its numbers may be in; the default is "s" or "gb"."""
-        return {"moment": MOMENTS, "span": SPANS, "size": SIZES}.get(self.kind, {})
+        return {"moment": MOMENTS, "span": SPANS, "size": SIZES, "amount": AMOUNTS}.get(self.kind, {})
 
 
 def _named(listed: str) -> tuple[str, ...]:
@@ -149,6 +151,7 @@ FIELDS: Final = {
         _named("gpu type, gpu model, device type, gpu name, accelerator type"),
         _named("device, gpu kind, board, card type, card model, accelerator"),
     ),
+    "deadline": Field("moment", "when it is due", _named("deadline, ddl, due, due time, due date, due at")),
     "priority": Field("number", "priority, higher is more urgent", _named("priority, prio")),
     "reservation": Field("name", "reservation that it belongs to", _named("reservation, reservation name")),
 }  # fmt: skip
@@ -237,9 +240,18 @@ def per_of(words: Sequence[str]) -> tuple[Sequence[str], str]:
     return (words[:-2], found) if found else (words, "")
 
 
+_NO_AMOUNT: Final = frozenset(
+    {"util", "utilization", "utilisation", "usage", "used", "time", "hour", "hours", "seconds", "power", "temp", "type",
+     "model", "name", "id", "ids", "index", "cost", "price", "energy", "quota", "wrapper"}
+)  # fmt: skip
+"""Words of columns that tell something of GPUs, cores or memory, but not how many of them a job has."""
+
+
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
     spec, apart = FIELDS[name], words_of(column)[0]
+    if spec.kind in ("amount", "size") and _NO_AMOUNT.intersection(apart):
+        return ""
     words = " ".join(per_of(apart)[0] if spec.kind in ("amount", "size") else apart)
     plain = words.replace(" ", "")
     if words in spec.names or plain in {known.replace(" ", "") for known in spec.names}:

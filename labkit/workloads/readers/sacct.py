@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
-from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu, started
+from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu, started, text_column
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
 from labkit.workloads.readers.sacct_files import DEVICE, GPU, UNDER_WAY, gpus_of, read_tres, sacct_table
 from labkit.workloads.readers.sacct_rules import columns_of_rules, with_rules
@@ -37,8 +37,8 @@ ENDED_BADLY: Final = {"FAILED": "failed", "TIMEOUT": "timed out", "CANCELLED": "
                       "OUT_OF_MEMORY": "ran out of memory", "PREEMPTED": "were preempted",
                       "NODE_FAIL": "lost a node", "DEADLINE": "missed a deadline"}  # fmt: skip
 
-CLOCKS_DIFFER_S: Final = 60.0
-"""A requeue may be submitted so many seconds before the attempt before has ended."""
+CLOCKS_DIFFER_S: Final = 3660.0
+"""A requeue may be submitted so many seconds before the attempt before has ended: clocks differ, or are set back."""
 
 LONGEST_REQUEUE_S: Final = 30 * 86_400.0
 """A number that is used again later than that is another job's."""
@@ -60,20 +60,30 @@ def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
 
 def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     """Return the jobs of a Slurm export, what became of its rows, and when each attempt ran."""
-    table = sacct_table(Path(path))
+    return accounted(sacct_table(Path(path)), path, remedy=REMEDY, cpu_jobs=cpu_jobs)
+
+
+def accounted(table: TraceTable, path: str | Path, *, remedy: str, cpu_jobs: bool = False) -> Read:
+    """Return the jobs of rows with the columns of sacct, which other batch systems' accounting is put into too.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column; or if no row is a job, with the remedy.
+    """
     ledger = TraceLedger(len(table) + sum(table.lost.values()), noun="rows")
     for reason, n in table.lost.items():
         ledger.leave_out(n, reason)
     steps = table.frame["JobID"].astype("str").str.contains(".", regex=False).to_numpy(np.bool_)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun)")
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     table = table.take(~steps)
     rows = _columns(table)
     rows = rows[~table.give_up_rows(ledger)]
     ledger.open(rows["gpu_hours"])
     whole = rows
     rows = _ran(_once(rows, ledger), ledger)
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     segments = Segments.of(rows["gpus"], rows["start_s"], rows["end_s"].fillna(rows["start_s"] + rows["duration_s"]))
     rows = _heterogeneous(_attempts(rows, ledger), ledger)
     if not cpu_jobs:
@@ -81,8 +91,9 @@ def sacct(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(idle, "without GPUs", gpu_hours=0.0)
         _unknown_devices(rows[idle], ledger)
         rows = rows[~idle]
-    ledger.refuse_none(path, REMEDY)
+    ledger.refuse_none(path, remedy)
     _remark(rows, ledger, table)
+    del table  # most of what a large export takes in memory
     zero_s = float(rows["submit_s"].min())
     rows = with_rules(rows, whole, ledger, zero_s=zero_s)
     return Read(ledger.close(_jobs(rows, name=Path(path).name)), ledger, segments, zero_s)
@@ -93,19 +104,18 @@ def _columns(table: TraceTable) -> pd.DataFrame:
     import pandas as pd
 
     frame, names = table.frame, set(table.frame.columns)
-    ids = table.texts("JobID")
-    rows = pd.DataFrame({"id": ids, "row": np.arange(len(table))})
+    rows = pd.DataFrame({"id": text_column(table.texts("JobID")), "row": np.arange(len(table))})
     for name, column in (("submit_s", "Submit"), ("start_s", "Start"), ("end_s", "End")):
         rows[name] = moments_s(table, column) if column in names else np.nan
     spans = next((column for column in ("ElapsedRaw", "Elapsed") if column in names), None)
     rows["elapsed_s"] = spans_s(table, spans) if spans else np.nan
     rows = rows.assign(**columns_of_rules(table))
-    rows["state"] = _states(frame["State"]) if "State" in names else "COMPLETED"
+    rows["state"] = _states(frame["State"]) if "State" in names else text_column(["COMPLETED"] * len(frame))
     rows["cpus"] = _first_number(table, ("AllocCPUS", "NCPUS", "ReqCPUS"))
     rows["restarts"] = _first_number(table, ("Restarts",))
     rows["priority"] = np.nan_to_num(_first_number(table, ("Priority",)))
     kept = names_of(frame["Reservation"]) if "Reservation" in names else [""] * len(frame)
-    rows["reservation"] = [name.removeprefix("(null)") for name in kept]
+    rows["reservation"] = text_column([name.removeprefix("(null)") for name in kept])
     rows["cluster"] = _first_name(frame, ("Cluster",), otherwise="")
     rows["user"] = _first_name(frame, ("User", "Account", "UID", "Partition"), otherwise="user")
     rows["model"] = _first_name(frame, ("JobName",), otherwise="job")
@@ -117,12 +127,12 @@ def _columns(table: TraceTable) -> pd.DataFrame:
     return rows
 
 
-def _states(raw: pd.Series) -> list[str]:
+def _states(raw: pd.Series) -> pd.Series:
     """Return the first words of states: CANCELLED of "CANCELLED by 1000"."""
     names = names_of(raw)
     found = {text: re.match(r"\s*([A-Z_]+)", text.upper()) for text in set(names)}
     words = {text: match[1] if match else "UNKNOWN" for text, match in found.items()}
-    return [words[name] for name in names]
+    return text_column([words[name] for name in names])
 
 
 class _Tres(NamedTuple):
@@ -170,9 +180,9 @@ def _with_resources(rows: pd.DataFrame, table: TraceTable) -> pd.DataFrame:
         asked_gpus=found["gpus"].astype(np.float64)[req],
         sliced=found["sliced"].astype(np.bool_)[used],
         mixed=found["mixed"].astype(np.bool_)[used],
-        devices=found["devices"][used],
-        kind=np.where(found["mixed"].astype(np.bool_), "", found["kind"])[alloc],
-        asked=found["kind"][req],
+        devices=text_column(found["devices"][used]),
+        kind=text_column(np.where(found["mixed"].astype(np.bool_), "", found["kind"])[alloc]),
+        asked=text_column(found["kind"][req]),
         cpus=np.where(np.isnan(cpus), rows["cpus"], cpus),
         memory_gb=found["memory_gb"].astype(np.float64)[used],
     )  # fmt: skip
@@ -246,24 +256,35 @@ def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     A job is a cluster, a number and a time of submission. A requeue submits it anew, no earlier than the attempt before
     ended, and for the same user under the same name. The job arrives when it first did, and has all its GPU-hours.
     """
-    rows = rows.sort_values(["cluster", "id", "submit_s", "start_s", "row"], kind="stable")
-    again = rows.duplicated(["cluster", "id"]).to_numpy()
-    if again.any():
-        before = rows[["user", "model", "end_s", "state", "submit_s"]].shift(1)
-        alike = (rows["user"] == before["user"]) & (rows["model"] == before["model"])
-        gap_s = (rows["submit_s"] - before["end_s"]).fillna(0.0)
-        requeued = before["state"].isin(list(REQUEUED)) & alike & gap_s.between(-CLOCKS_DIFFER_S, LONGEST_REQUEUE_S)
-        resized = (rows["submit_s"] == before["submit_s"]) | ((before["state"] == "RESIZING") & alike)
-        rows = _merged(rows, np.cumsum(~(again & (requeued | resized).to_numpy())), ledger)
+    several = len(set(rows["cluster"])) > 1
+    again = rows.duplicated(["cluster", "id"], keep=False)
+    if not again.any():
+        return _named(rows, np.zeros(len(rows), np.int64), several=several)
+    import pandas as pd
+
+    tried = rows[again].sort_values(["cluster", "id", "submit_s", "start_s", "row"], kind="stable")
+    before = tried[["user", "model", "end_s", "state", "submit_s"]].shift(1)
+    alike = (tried["user"] == before["user"]) & (tried["model"] == before["model"])
+    gap_s = (tried["submit_s"] - before["end_s"]).fillna(0.0)
+    requeued = before["state"].isin(list(REQUEUED)) & alike & gap_s.between(-CLOCKS_DIFFER_S, LONGEST_REQUEUE_S)
+    resized = (tried["submit_s"] == before["submit_s"]) | ((before["state"] == "RESIZING") & alike)
+    same = tried.duplicated(["cluster", "id"]).to_numpy() & (requeued | resized).to_numpy()
+    rows = pd.concat([_merged(tried, np.cumsum(~same), ledger), rows[~again]])
+    rows["sizes"] = rows["sizes"].fillna(1)
     nth = rows.groupby(["cluster", "id"]).cumcount().to_numpy()
     ledger.remark(nth > 0, "number of an earlier job, as after a reset of Slurm's numbers; '#2' was added")
-    several = len(set(rows["cluster"])) > 1
-    if several or nth.any():
-        rows["id"] = [
-            f"{f'{cluster}/' * several}{name}{f'#{i + 1}' if i else ''}"
-            for cluster, name, i in zip(rows["cluster"], rows["id"], nth, strict=True)
-        ]
-    return rows.sort_values("row")
+    return _named(rows, nth, several=several).sort_values("row")
+
+
+def _named(rows: pd.DataFrame, nth: NDArray[Any], *, several: bool) -> pd.DataFrame:
+    """Return rows with ids that no two jobs share: with the cluster where there are several, and "#2" behind them."""
+    if not several and not nth.any():
+        return rows
+    names = [
+        f"{f'{cluster}/' * several}{name}{f'#{i + 1}' if i else ''}"
+        for cluster, name, i in zip(rows["cluster"], rows["id"], nth, strict=True)
+    ]
+    return rows.assign(id=text_column(names, index=rows.index))
 
 
 def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.DataFrame:
@@ -396,7 +417,6 @@ def _first_number(table: TraceTable, columns: tuple[str, ...]) -> Floats:
     return np.full(len(table), np.nan) if column is None else table.numbers(column, low=0, blank_ok=True)
 
 
-def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str) -> NDArray[Any]:
+def _first_name(frame: pd.DataFrame, columns: tuple[str, ...], *, otherwise: str) -> pd.Series:
     column = next((name for name in columns if name in frame.columns), None)
-    names = [otherwise] * len(frame) if column is None else names_of(frame[column], blank=otherwise)
-    return np.array(names, dtype=object)
+    return text_column([otherwise] * len(frame) if column is None else names_of(frame[column], blank=otherwise))

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.core.device_names import SLICE
+from labkit.core.device_names import SLICE, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
-from labkit.workloads.readers.base import LineRepair, TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+from labkit.workloads.readers.line_repair import LineRepair
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
@@ -38,7 +39,7 @@ _PLAIN: Final = {name.lower(): name for name in COLUMNS}
 _NUMBERS: Final = frozenset({"ElapsedRaw", "AllocCPUS", "NCPUS", "ReqCPUS", "Priority", "Restarts"})
 
 
-_BETWEEN: Final = re.compile(r"[^\w%]+")
+_BETWEEN: Final = re.compile(r"[^\w%]+|%{2,}")
 FREE_TEXT: Final = (
     "JobName",
     "Comment",
@@ -87,7 +88,7 @@ def sacct_table(path: Path) -> TraceTable:
     """
     text, doubt = any_text_of(path, expected=EXPECTED)
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
-    if first.lstrip().startswith("{"):
+    if first.lstrip().startswith(("{", "[")):
         return _from_json(path, text)
     separator = separator_of(first)
     if separator is None and (below := header_below(text)):
@@ -98,7 +99,7 @@ def sacct_table(path: Path) -> TraceTable:
         why = "is aligned with spaces, which cuts what is long" if aligned else "is no header of sacct"
         why = NO_HEADER if lacks_header(first) else why
         raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
-    if len(separator) > 1:
+    if len(separator) > 1 or not separator.isascii():
         text, first, separator = text.replace(separator, _UNIT), first.replace(separator, _UNIT), _UNIT
     header = [name.strip() for name in header_of(first, separator)]
     known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
@@ -106,7 +107,7 @@ def sacct_table(path: Path) -> TraceTable:
     names = [name for name, plain in known.items() if plain not in _NUMBERS]
     table = table_of(
         path, columns=tuple(known), names=names, header=True, expected=EXPECTED, separator=separator, text=text,
-        repair=LineRepair(_begins, lambda cells, names: _whole(cells, names, separator)),
+        repair=LineRepair(_begins, lambda cells, names: _whole(cells, names, separator), _goes_on),
     )  # fmt: skip
     table.frame = table.frame.rename(columns=known)
     if doubt:
@@ -133,6 +134,12 @@ def _begins(cells: Sequence[str], header: Sequence[str]) -> bool:
     """Return whether a row begins with these cells: its JobID is one."""
     place = [name.strip().lower() for name in header].index("jobid")
     return len(cells) > place and _JOB_ID.fullmatch(cells[place].strip()) is not None
+
+
+def _goes_on(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Return whether a row may have been cut: it lacks cells, or ends with one of free text."""
+    last = header[-1].strip().lower()
+    return len(cells) < len(header) or last in {name.lower() for name in FREE_TEXT if name != "AllocTRES"}
 
 
 def _whole(cells: list[str], header: Sequence[str], separator: str) -> list[str] | None:
@@ -170,7 +177,7 @@ def _refuse_missing(path: Path, names: set[str]) -> None:
 def _from_json(path: Path, text: str) -> TraceTable:
     import pandas as pd
 
-    entries = entries_of(path, text, key="jobs", expected=EXPECTED)
+    entries = entries_of(path, text, key="jobs", expected=EXPECTED, alone="job_id")
     printed = _LAST_UPDATE.search(text)
     entries = [_as_accounted(entry, printed_s=float(printed[1]) if printed else None) for entry in entries]
     faults: list[str] = []
@@ -193,7 +200,7 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
     state, start_s = entry["job_state"], _number(entry.get("start_time")) or None
     first = str(state[0] if isinstance(state, list) and state else state)
     open_ended = first in UNDER_WAY
-    ran_s = max(0.0, printed_s - start_s) if open_ended and printed_s and start_s else None
+    ran_s = _ran_s(entry, start_s, printed_s, suspended=first == "SUSPENDED") if open_ended else None
     array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
              "task": entry.get("array_task_string")}  # fmt: skip
     return {
@@ -210,6 +217,16 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
             "elapsed": ran_s,
         },
     }
+
+
+def _ran_s(entry: Mapping[str, Any], start_s: Any, printed_s: float | None, *, suspended: bool) -> float | None:
+    """Return how long a job had run when squeue printed it, without the time that it was suspended."""
+    if not printed_s or not start_s:
+        return None
+    if before_s := _number(entry.get("pre_sus_time")):  # until it was suspended, or went on, for the last time
+        changed_s = _number(entry.get("suspend_time")) or printed_s
+        return float(before_s) + (0.0 if suspended else max(0.0, printed_s - changed_s))
+    return max(0.0, printed_s - float(start_s))
 
 
 _KEPT: Final = frozenset(
@@ -343,7 +360,7 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     (1.0, 'a100')
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
-    parts = {name: int(match[1]) / 7 if (match := SLICE.search(name)) else 1 for name in typed}
+    parts = {name: 1 if (part := slice_of(name)) is None else part for name in typed}
     n = amounts.get(GPU, 0) or sum(typed.values())
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.host_names import listed
-from labkit.workloads.readers.base import TraceTable, names_of, numbers_of
+from labkit.core.resources import Bools
+from labkit.workloads.readers.base import TraceTable, names_of, numbers_of, text_column
 from labkit.workloads.readers.ledger import TraceLedger
 from labkit.workloads.readers.times import moments_s, read_spans_s
 
@@ -30,6 +30,8 @@ _FOUND: Final = {
     key: re.compile(rf"(?:^|\s)(?:--{long}[= ]|{short})\s*(\S+)") for key, (long, short) in _OPTIONS.items()
 }
 """Options of sbatch whose values a SubmitLine tells."""
+_TASK: Final = re.compile(r"((?:.*/)?\d+)_\d+(?:#\d+)?")
+_NUMBERS: Final = re.compile(r"\d+")
 _PARENTS: Final = re.compile(r"(after\w*|singleton):?([\d_:+*]*)")
 _KEPT: Final = ("afterok", "afterany", "aftercorr")
 """Dependencies on the end of other jobs; one that failed is followed by none, so that all that ran may follow."""
@@ -37,27 +39,24 @@ _KEPT: Final = ("afterok", "afterany", "aftercorr")
 
 def columns_of_rules(table: TraceTable) -> dict[str, Any]:
     """Return the columns that tell rules, of each row of an export."""
+    import pandas as pd
+
     frame = table.frame
 
-    def text(name: str) -> list[str]:
-        return (
-            [cell if cell not in ("(null)", "None") else "" for cell in names_of(frame[name])]
-            if name in frame
-            else [""] * len(frame)
-        )
+    def text(name: str) -> pd.Series:
+        nothing = {"(null)": "", "None": "", "None assigned": ""}
+        names = names_of(frame[name]) if name in frame else [""] * len(frame)
+        return text_column([nothing.get(cell, cell) for cell in names])
 
-    submitted = text("SubmitLine")
-    lines = dict.fromkeys(submitted)  # many jobs are submitted alike
-    read = {key: {line: _value(pattern, line) for line in lines} for key, pattern in _FOUND.items()}
-    options = {key: [found[line] for line in submitted] for key, found in read.items()}
+    codes, lines = pd.factorize(text("SubmitLine"))  # many jobs are submitted alike
+    options = {key: np.array([_value(pattern, line) for line in lines], object) for key, pattern in _FOUND.items()}
     return {
         "limit_s": read_spans_s(frame["Timelimit"]) if "Timelimit" in frame else np.nan,
         "eligible_s": moments_s(table, "Eligible") if "Eligible" in frame else np.nan,
         "nodes": np.nan_to_num(numbers_of(frame["NNodes"])) if "NNodes" in frame else 0.0,
-        "hosts": [name if name != "None assigned" else "" for name in text("NodeList")],
-        "partition": text("Partition"), "qos": text("QOS"), "constraint": text("Constraints"),
-        "reason": text("Reason"), "licenses_": text("Licenses"),
-        **{f"asked_{key}": values for key, values in options.items()},
+        "hosts": text("NodeList"), "partition": text("Partition"), "qos": text("QOS"),
+        "constraint": text("Constraints"), "reason": text("Reason"), "licenses_": text("Licenses"),
+        **{f"asked_{key}": text_column(values[codes]) for key, values in options.items()},
     }  # fmt: skip
 
 
@@ -71,20 +70,23 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
 
     `whole` has the rows of all the file, in which arrays that still wait tell how many of their tasks may run.
     """
-    base = rows["id"].str.extract(r"^((?:.*/)?\d+)_\d+(?:#\d+)?$")[0].fillna("").to_numpy(dtype=object)
+    ids: list[str] = rows["id"].tolist()
+    base = np.array([_TASK.sub(r"\1", name) if "_" in name and _TASK.fullmatch(name) else "" for name in ids], object)
     at_most, guessed = _throttles(rows, base, _told_throttles(whole))
     after, odd = _dependencies(rows, base)
     delay_s = (rows["eligible_s"] - rows["submit_s"]).to_numpy(np.float64)
-    follows = np.array([text != "" for text in after], np.bool_)
+    follows = after != ""
     begins = (delay_s > BEGUN_S) & ~follows & (at_most == 0)
     gpus, nodes = rows["gpus"].to_numpy(np.float64), rows["nodes"].to_numpy(np.float64)
-    plain = (
-        (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & ~rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
-    )
+    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & np.array(["+" not in name for name in ids], np.bool_)
+    named = (rows["asked_hosts"] != "").to_numpy()
+    constraint = rows["constraint"].to_numpy(dtype=object).copy()
+    constraint[named] = [_constraint(*each) for each in zip(constraint[named], rows["asked_hosts"][named], strict=True)]
     rows = rows.assign(
-        begin_s=np.where(begins, rows["eligible_s"] - zero_s, np.nan), after=after, array=base, at_most=at_most,
+        begin_s=np.where(begins, rows["eligible_s"] - zero_s, np.nan), at_most=at_most,
+        after=text_column(after, index=rows.index), array=text_column(base, index=rows.index),
         nodes=np.where(plain & (rows["sizes"] == 1 if "sizes" in rows else True), nodes, 0).astype(np.int32),
-        constraint=[_constraint(*each) for each in zip(rows["constraint"], rows["asked_hosts"], strict=True)],
+        constraint=text_column(constraint, index=rows.index),
     )  # fmt: skip
     depends = begins & (rows["reason"] == "Dependency").to_numpy()
     ledger.remark(depends, "a dependency that the file does not name, so that they begin when they became eligible")
@@ -102,16 +104,14 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     return rows
 
 
-def _not_modelled(rows: pd.DataFrame, odd: Sequence[bool], ledger: TraceLedger) -> None:
+def _not_modelled(rows: pd.DataFrame, odd: Bools, ledger: TraceLedger) -> None:
     """Note rules that the file tells of and that are not kept."""
     for column, what in (("asked_exclude", "--exclude"), ("asked_switches", "--switches")):
         ledger.remark((rows[column] != "").to_numpy(), f"a rule that is not kept: {what}")
     licensed = ((rows["asked_licenses"] != "") | (rows["licenses_"] != "")).to_numpy()
     ledger.remark(licensed, "a rule that is not kept: licenses")
-    ledger.remark(
-        np.array(odd, np.bool_), "a rule that is not kept: dependencies other than afterok, afterany, aftercorr"
-    )
-    kinds = [name for name in dict.fromkeys(rows["qos"]) if name]
+    ledger.remark(odd, "a rule that is not kept: dependencies other than afterok, afterany, aftercorr")
+    kinds = [name for name in rows["qos"].unique() if name]
     if len(kinds) > 1:
         ledger.check(f"qualities of service ({', '.join(kinds[:6])}) count under the scheduler slurm alone.")
 
@@ -135,7 +135,8 @@ def _told_throttles(whole: pd.DataFrame) -> dict[str, int]:
     """Return how many tasks of an array may run at once, as its SubmitLine or a row that still waits tells."""
     told: dict[str, int] = {}
     for identity, asked in zip(whole["id"], whole["asked_array"], strict=True):
-        if "%" in (text := f"{asked} {identity}") and "_" in identity and (match := re.search(r"%(\d{1,6})", text)):
+        percent = ("%" in asked or "%" in identity) and "_" in identity
+        if percent and (match := re.search(r"%(\d{1,6})", f"{asked} {identity}")):
             told[identity.partition("_")[0]] = int(match[1])
     return told
 
@@ -166,36 +167,43 @@ def _most_at_once(start_s: np.ndarray, end_s: np.ndarray) -> int:
     """Return how many tasks ran at the same time; 0 where that is not known."""
     if not (np.isfinite(start_s).all() and np.isfinite(end_s).all()):
         return 0
-    return int(max(((start_s <= at) & (end_s > at)).sum() for at in start_s))
+    begun = np.searchsorted(np.sort(start_s), start_s, side="right")
+    return int((begun - np.searchsorted(np.sort(np.maximum(start_s, end_s)), start_s, side="right")).max())
 
 
 def _in_turns(start_s: np.ndarray, end_s: np.ndarray, n: int) -> bool:
     """Return whether each task but the first n started as another one of them ended."""
     later = np.sort(start_s)[n:]
-    gaps = [(at - end_s[end_s <= at]).min(initial=np.inf) for at in later]
-    return len(gaps) > 1 and max(gaps) <= AT_ONCE_S
+    ends = np.r_[-np.inf, np.sort(end_s)]
+    gaps = later - ends[np.searchsorted(ends, later, side="right") - 1]
+    return len(gaps) > 1 and bool(gaps.max() <= AT_ONCE_S)
 
 
-def _dependencies(rows: pd.DataFrame, base: np.ndarray) -> tuple[list[str], list[bool]]:
+def _dependencies(rows: pd.DataFrame, base: np.ndarray) -> tuple[np.ndarray, Bools]:
     """Return the ids of the jobs that each row follows, joined by "+", and whether it has other dependencies."""
-    if not (rows["asked_after"] != "").any():
-        return [""] * len(rows), [False] * len(rows)
+    after, odd = np.full(len(rows), "", dtype=object), np.zeros(len(rows), np.bool_)
+    asked = rows["asked_after"].to_numpy(dtype=object)
+    which = np.flatnonzero(asked != "")
+    if not len(which):
+        return after, odd
+    ids: list[str] = rows["id"].tolist()
+    mentioned = {number for i in which for number in re.findall(r"\d+", asked[i])}
     known: dict[str, list[str]] = defaultdict(list)
-    for identity, array in zip(rows["id"], base, strict=True):
-        known[identity].append(identity)
-        if array:
-            known[array].append(identity)
-    after, odd = [], []
-    for identity, asked in zip(rows["id"], rows["asked_after"], strict=True):
-        site, slash, own = identity.rpartition("/")
+    for identity, array in zip(ids, base, strict=True):
+        if not mentioned.isdisjoint(_NUMBERS.findall(identity)):
+            known[identity].append(identity)
+            if array:
+                known[array].append(identity)
+    for i in which:
+        site, slash, own = ids[i].rpartition("/")
         parents: dict[str, None] = {}
-        found = _PARENTS.findall(asked)
+        found = _PARENTS.findall(asked[i])
         for kind, numbers in found:
             for number in filter(None, re.split(r"[:]", numbers)) if kind in _KEPT else ():
                 name = f"{site}{slash}{re.sub(r'[*+].*$', '', number).removesuffix('_')}"
                 task = f"{name}_{own.partition('_')[2]}" if kind == "aftercorr" else ""
                 parents |= dict.fromkeys(known.get(task) or known.get(name) or [])
-        parents.pop(identity, None)
-        after.append("+".join(parents))
-        odd.append("?" in asked or any(kind not in _KEPT for kind, _ in found))
+        parents.pop(ids[i], None)
+        after[i] = "+".join(parents)
+        odd[i] = "?" in asked[i] or any(kind not in _KEPT for kind, _ in found)
     return after, odd

@@ -33,6 +33,7 @@ _UNITS_OF_TIME: Final = (
     r"^(?:(\d{1,6})\s*d(?:ays?)?)?\s*(?:(\d{1,9})\s*h(?:ours?|rs?)?)?\s*"
     r"(?:(\d{1,9})\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d{1,9}(?:\.\d{1,9})?)\s*s(?:ec(?:ond)?s?)?)?$"
 )
+_MONTH: Final = r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
 
 
@@ -64,8 +65,12 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if written.any():
         text = _iso(raw[written].astype("str").str.strip())
         dated = text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
+        worded = text.str.contains(_MONTH, regex=True).to_numpy(np.bool_) & ~dated
         stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
         found = np.full(len(text), np.nan)
+        if worded.any():
+            named = pd.to_datetime(text[worded], format="mixed", utc=True, errors="coerce")
+            found[worded] = (named - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
         found[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
         seconds[written] = found
     if (seconds > _EPOCH).any():
@@ -107,15 +112,26 @@ def _iso(text: pd.Series) -> pd.Series:
     """
     text = text.str.replace(r"^(\d{4})/(\d{2})/(\d{2})[-T ]", r"\1-\2-\3T", regex=True)
     text = text.str.replace(r"\s*UTC$", "Z", regex=True)
-    parts = text.str.extract(r"^(\d{1,2})[/.](\d{1,2})[/.](\d{4})[T ,]*(.*)$")
+    parts = text.str.extract(r"^(\d{1,2})[/.](\d{1,2})[/.](\d{4}|\d{2})(?:[T ,]+(\d.*?)\s*([AaPp][Mm])?)?$")
     if parts[0].isna().all():
         return text
     first, second = (parts[i].astype("float64").max() for i in (0, 1))
     if (first > 12) == (second > 12):
         return text
     day, month = (parts[0], parts[1]) if first > 12 else (parts[1], parts[0])
-    iso = parts[2] + "-" + month.str.zfill(2) + "-" + day.str.zfill(2) + "T" + parts[3].replace("", "00:00")
+    year = parts[2].where(parts[2].str.len() == 4, "20" + parts[2])
+    iso = year + "-" + month.str.zfill(2) + "-" + day.str.zfill(2) + "T" + _of_24_hours(parts[3], parts[4])
     return text.where(parts[0].isna(), iso)
+
+
+def _of_24_hours(clock: pd.Series, half: pd.Series) -> pd.Series:
+    """Return times of day with hours from 0 to 23, of such with AM or PM behind them too."""
+    hours = clock.str.extract(r"^(\d{1,2})(.*)$")
+    hour = hours[0].astype("float64")
+    half = half.str.upper()
+    hour = hour.where(half.isna(), hour % 12) + np.where(half == "PM", 12, 0)
+    shown = hour.map(lambda each: f"{each:02.0f}", na_action="ignore") + hours[1].where(hours[1] != "", ":00")
+    return shown.fillna("00:00")
 
 
 def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
@@ -168,7 +184,8 @@ def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) ->
 
 def unknown(raw: pd.Series) -> Bools:
     """Return which cells say that something is not known, (N,)."""
-    words = raw.astype("str").str.strip().str.lower().isin(UNKNOWN)
+    text = raw.astype("str").str.strip().str.lower()
+    words = text.isin(UNKNOWN) | text.str.startswith("0000-00-00")
     numbers = numbers_of(raw)
     return (raw.isna() | words).to_numpy(np.bool_) | sentinels(numbers)
 

@@ -1,0 +1,80 @@
+"""Records of jobs in JSON, one on each line or in a list, as the text of a table with commas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from labkit.core.errors import TraceError
+from labkit.workloads.readers.base import any_text_of, objects_of
+
+EXPECTED: Final = "a table with a header and one job per line, or records of jobs in JSON"
+_ABOVE: Final = re.compile(r"\A(?:\s*(?:#[^\n]*|sep=[^\n]{1,2}\r?)\n)+")
+"""Lines above a header: comments, and the separator that spreadsheets are told."""
+
+
+def table_text(path: Path) -> tuple[str, str]:
+    """Return a table as text that begins with its header, and what is to be known of its encoding.
+
+    Records in JSON become rows: what they hold in objects of theirs has the name of the last key, or all keys joined by
+    "." where that is not unique.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or holds JSON without records.
+    """
+    text, doubt = any_text_of(path, expected=EXPECTED)
+    if (above := _ABOVE.match(text)) is not None:
+        text = "\n" * above[0].count("\n") + text[above.end() :]  # lines keep their numbers
+    return (_of_records(path, text), doubt) if text.lstrip()[:1] in ("{", "[") else (text, doubt)
+
+
+def looks_like_records(head: str) -> bool:
+    """Return whether a text begins like JSON of records."""
+    return re.match(r"\s*\[?\s*\{", head) is not None
+
+
+def _of_records(path: Path, text: str) -> str:
+    rows = [dict(_leaves(record)) for record in _records(objects_of(path, text, expected=EXPECTED))]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    if len(keys) < 2:
+        raise TraceError(f"{path}: holds JSON without records of jobs; expected {EXPECTED}.")
+    last = [key[-1] for key in keys]
+    names = {key: key[-1] if last.count(key[-1]) == 1 else ".".join(key) for key in keys}
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(names.values())
+    table.writerows([row.get(key, "") for key in keys] for row in rows)
+    return written.getvalue()
+
+
+def _records(objects: list[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of JSON values: lists of them, objects with one list of them, or the objects themselves."""
+    for content in objects:
+        if isinstance(content, list):
+            yield from (each for each in content if isinstance(each, dict))
+            continue
+        listed = [value for value in content.values() if _is_list(value)] if isinstance(content, dict) else []
+        if len(listed) == 1:
+            yield from listed[0]
+        elif isinstance(content, dict):
+            yield content
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+def _leaves(record: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what a record holds, by the keys that lead there; lists as JSON."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, str(key)))
+        elif value is not None:
+            yield (*above, str(key)), json.dumps(value) if isinstance(value, list | bool) else value
