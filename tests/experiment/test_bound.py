@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.cli.compare import on_one_seed
@@ -123,7 +123,6 @@ UNSTEADY = {
 
 
 @given(data=st.data(), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it(data, name, case):
     cluster = data.draw(strategies.clusters())
@@ -135,7 +134,6 @@ def test_no_scheduler_is_below_it(data, name, case):
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), slot_s=st.sampled_from([60.0, 1000.0]))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
     rng = np.random.default_rng(seed)
@@ -149,7 +147,6 @@ def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it_where_jobs_share_a_cluster_that_is_too_small(seed, name, case):
     """Ten jobs at about once that may grow, on two machines."""
