@@ -24,6 +24,7 @@ from labkit.notebook import live_deploy
 from labkit.results import load
 from labkit.testbed.fab import FORMER
 from labkit.testbed.run.host_files import fetch
+from tests.command import labkit as command
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "one-surface.md").read_text("utf-8")
@@ -170,7 +171,7 @@ def test_a_former_option_is_gone_and_refused_with_the_new_one(name, option):
     ],
 )
 def test_a_former_spelling_is_one_line_that_tells_the_new_one(words, told):
-    done = subprocess.run([sys.executable, "-m", "labkit", *words], cwd=ROOT, capture_output=True, text=True)
+    done = command(*words, cwd=ROOT)
     assert (done.returncode, done.stderr) == (2, told)
 
 
