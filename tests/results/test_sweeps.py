@@ -78,11 +78,11 @@ def test_schedulers_of_which_a_run_failed_are_named_and_no_others():
 
 
 def test_the_bound_stands_behind_the_schedulers_of_each_setting_also_of_one_without_a_value():
-    table = table_of({"fifo": [1.0, 2.0]}, load=(1, 2)).assign(**{BOUND: 0.5})
+    table = table_of({"fifo": [1.0, 2.0]}, load=(2, 1)).assign(**{BOUND: 0.5})
     table["load"] = table["load"].astype(float).replace(2.0, np.nan)
     found = with_bound(table)
     assert found["scheduler"].tolist() == ["fifo", "fifo", BOUND_LABEL, BOUND_LABEL] * 2
-    assert found["load"].isna().tolist() == [False] * 4 + [True] * 4
+    assert found["load"].isna().tolist() == [True] * 4 + [False] * 4
 
 
 def test_each_combination_of_parameters_is_compared_with_itself():
