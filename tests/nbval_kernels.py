@@ -5,6 +5,7 @@
 * nbval hears a kernel only after a cell has ended, and ZeroMQ keeps 1000 messages: fewer than a live view says.
 * nbval gives up when the last words of a cell take five seconds, as they do beside other work.
 * nbval compares numbers to the last digit, in which processors differ: `tests.numbers_alike` says by how much they may.
+* Notebooks that take long come first, so that none is waited for alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import count
 from typing import Any
 
 import nbval.kernel
+import pytest
 import zmq
 from jupyter_client.connect import ConnectionFileMixin
 from jupyter_client.manager import KernelManager
@@ -22,9 +24,16 @@ from nbval.plugin import IPyNbCell, transform_streams_for_comparison
 
 from tests.numbers_alike import difference
 
+LONGEST = ("10_", "07_", "09_", "06_", "08_", "05_", "13_", "11_", "03_")
+
 _sockets = tempfile.TemporaryDirectory(prefix="nbval-")
 _numbers = count()
 _connected = ConnectionFileMixin._create_connected_socket
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort notebooks by how long they take, roughly."""
+    items.sort(key=lambda item: next((i for i, n in enumerate(LONGEST) if item.path.name.startswith(n)), len(LONGEST)))
 
 
 class _KernelManager(KernelManager):

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from labkit.notebook import live_deploy
 from labkit.results import load
 from labkit.testbed.fab import FORMER
 from labkit.testbed.run.host_files import fetch
+from tests.command import labkit as command
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "one-surface.md").read_text("utf-8")
@@ -71,20 +73,22 @@ def test_every_command_task_and_name_of_the_page_exists_and_the_page_has_all_of_
     assert names - set(labkit.PACKAGES) == set(labkit.__all__)
 
 
+@cache
+def shown_code() -> str:
+    """Return the code of all notebooks and of README's and the documents' blocks."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    cells = [cell for path in paths for cell in json.loads(path.read_text("utf-8"))["cells"]]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [block for page in pages for block in re.findall(r"```python.*?\n(.*?)```", page.read_text(), re.DOTALL)]
+    return "\n".join(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"] + blocks)
+
+
 @pytest.mark.parametrize("name", labkit.__all__)
 def test_what_import_labkit_offers_is_one_thing_under_one_name_described_and_used(name):
     thing = getattr(labkit, name)
     assert thing.__name__ == name
     assert inspect.getdoc(thing)
-    notebooks = [
-        "".join(cell["source"])
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-        for cell in json.loads(path.read_text("utf-8"))["cells"]
-        if cell["cell_type"] == "code"
-    ]
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    blocks = [block for page in pages for block in re.findall(r"```python.*?\n(.*?)```", page.read_text(), re.DOTALL)]
-    assert any(re.search(rf"\blabkit\.{name}\b", code) for code in notebooks + blocks), name
+    assert re.search(rf"\blabkit\.{name}\b", shown_code()), name
 
 
 def test_import_labkit_offers_the_same_names_when_it_runs_and_to_a_type_checker():
@@ -167,7 +171,7 @@ def test_a_former_option_is_gone_and_refused_with_the_new_one(name, option):
     ],
 )
 def test_a_former_spelling_is_one_line_that_tells_the_new_one(words, told):
-    done = subprocess.run([sys.executable, "-m", "labkit", *words], cwd=ROOT, capture_output=True, text=True)
+    done = command(*words, cwd=ROOT)
     assert (done.returncode, done.stderr) == (2, told)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -17,9 +18,9 @@ from rich.text import Text
 
 from labkit.cli import help as cli_help
 from labkit.cli.app import app
+from tests.command import labkit
 
 ROOT = Path(__file__).parents[2]
-LABKIT = [sys.executable, "-m", "labkit"]
 HEAVY = {
     "altair",
     "jsonschema",
@@ -35,9 +36,8 @@ TYPED = [line.strip() for line in cli_help.BEGIN.splitlines() if line.startswith
 
 
 def ran(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LABKIT, *words], capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **env}
-    )
+    with patch.dict(os.environ, env):
+        return labkit(*words, cwd=ROOT)
 
 
 def parsed(line: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from labkit.cli.train_marl import marl_trainer
 from labkit.core.errors import InputError
 from labkit.schedulers.marl.weights import load
+from tests.dask_cluster import local_cluster
 from tests.hang import HANG_S
 
 CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 20, 40))"
@@ -76,14 +76,7 @@ def test_a_training_leaves_a_curve_and_what_tensorboard_reads(whole):
 
 @pytest.fixture
 def scheduler() -> Iterator[str]:
-    distributed = pytest.importorskip("distributed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        local = distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-            worker_dashboard_address=None,
-        )  # fmt: skip
-    with local:
+    with local_cluster() as local:
         yield local.scheduler_address
 
 

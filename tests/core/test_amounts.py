@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from numba import njit
 
 from labkit.core import Jobs, Ledger, Placement, PlacementError, Role, Snapshot, Trial
@@ -41,7 +41,6 @@ def drawn(rng: np.random.Generator) -> tuple[float, float]:
 
 
 @given(rng=rngs())
-@settings(max_examples=30)
 def test_the_book_after_random_changes_equals_a_recount_of_its_rows(rng: np.random.Generator) -> None:
     book = Book(JOBS, CLUSTER)
     for _ in range(40):

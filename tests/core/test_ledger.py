@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind, Ledger, Snapshot
@@ -125,7 +125,6 @@ def assert_believes(snapshot: Snapshot, naive: Naive) -> None:
 @given(
     scene=scenes(), rng=rngs(), slots=st.booleans(), paused=st.booleans(), faulty=st.booleans(), leased=st.booleans()
 )
-@settings(max_examples=40)
 def test_the_ledger_believes_what_the_events_say(
     scene: DecisionScene, rng: np.random.Generator, slots: bool, paused: bool, faulty: bool, leased: bool
 ) -> None:

@@ -59,7 +59,7 @@ def test_a_file_of_pyarrow_is_read_by_it_and_without_it_the_remedy_is_named(monk
 SEED = encode(columns(40))
 
 
-@settings(max_examples=300)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(st.tuples(st.integers(0, len(SEED) - 60), st.binary(min_size=1, max_size=4)), min_size=1, max_size=4))
 def test_mutated_bytes_are_read_or_refused_in_one_line(edits):
     data = bytearray(SEED)

@@ -59,7 +59,7 @@ SCHEDULERS = (
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_no_user_ever_holds_more_than_its_quota_and_all_jobs_complete(scheduler: str, data: st.DataObject) -> None:
     n = data.draw(st.integers(3, 12))

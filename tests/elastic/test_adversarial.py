@@ -6,12 +6,10 @@ Each is refused in one line, or a line tells what differs, or two workers have t
 from __future__ import annotations
 
 import random  # noqa: TID251 - what a user's script may draw from
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -21,19 +19,12 @@ from labkit.core.errors import LabkitError
 from labkit.elastic.data import as_dataset
 from labkit.elastic.verification import CLOSE, VerifiedTraining, apart, plain
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("by_value")]
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
 STEPS = 6
 N_CALLS = 0
-
-
-@pytest.fixture(autouse=True)
-def by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def net(*middle: nn.Module) -> nn.Module:

@@ -292,7 +292,7 @@ def test_with_nothing_good_left_every_bad_one_is_named(tmp_path):
     assert "step-000001: ps-0.blocks has 0 bytes" in str(caught.value)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_flipped_bit_anywhere_is_found_or_harmless(tmp_path, data):
     home = tmp_path

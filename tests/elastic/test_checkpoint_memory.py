@@ -320,6 +320,9 @@ def test_a_copy_of_another_shape_is_no_checkpoint_and_no_crash(stage: Stage) -> 
     [(what, why)] = stage.until(1)
     assert what == "unsaved"
     assert "ValueError" in why or "block 1" in why
+    while stage.step():
+        pass
+    assert stage.kept() == 0, "servers keep no copies of a checkpoint that was given up"
     stage.keeper.close()
     assert list(stage.checkpoints.folder.iterdir()) == []
 

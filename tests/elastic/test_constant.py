@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -110,13 +107,6 @@ def test_old_spectral_norm_is_noticed() -> None:
     layer(torch.randn(3, 4))
     with pytest.raises(ChangedError, match=r"buffer 'weight_[uv]'"):
         constant.check()
-
-
-@pytest.fixture
-def by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def test_a_job_whose_model_grows_by_itself_ends_at_its_first_shard(by_value: None) -> None:

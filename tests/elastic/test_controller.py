@@ -409,6 +409,28 @@ def test_requests_that_cannot_be_are_refused_and_change_nothing(request_: dict[s
     assert play.machine.requests.current is None
 
 
+def test_there_may_be_as_many_servers_as_blocks() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=6, strategy="handover"))
+    play.join()
+    assert len(play.machine.job.of("server")) == 8
+
+
+def test_a_replica_of_an_earlier_order_stays_known_while_a_later_one_is_pending() -> None:
+    """It may be complete first, and an owner must not lose its block then."""
+    play = Play(servers=3, standby=True)
+    play.train()
+    replication = play.machine.replication
+    first = dict(replication.pending)
+    gone = next(iter(first.values()))[0]
+    replication.place([m.name for m in play.machine.job.of("server") if m.name != gone])
+    known = {row.block: row.replicas for row in replication.rows()}
+    again = [block for block, replica in first.items() if replication.pending[block] != replica]
+    assert again
+    assert all({first[block], replication.pending[block]} <= set(known[block]) for block in again)
+
+
 def test_a_request_whose_newcomer_cannot_be_reached_is_dropped_and_training_goes_on() -> None:
     play = Play()
     play.train()
@@ -488,6 +510,16 @@ def test_a_member_that_was_cut_off_and_comes_back_is_told_what_it_missed_and_not
     assert {ReportState, CopyBlocks, HandOver} <= set(later)
     assert Stop not in later
     assert play.notes()[-1] == "rejoined"
+
+
+def test_a_worker_that_comes_back_is_asked_what_it_has_and_gets_no_order_of_servers() -> None:
+    play = Play()
+    play.train()
+    heard = len(play.heard)
+    play.done(play.machine.joined("worker-0", address="unix:/worker-0"))
+    later = {type(c.order) for c in play.heard[heard:] if isinstance(c, Tell) and c.to == "worker-0"}
+    assert ReportState in later
+    assert CopyBlocks not in later
 
 
 def test_what_was_said_in_an_earlier_era_counts_no_more() -> None:

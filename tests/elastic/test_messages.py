@@ -39,7 +39,7 @@ st.register_type_strategy(Site, st.sampled_from([Site("a/0", "a"), Site("b/1", "
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type[Struct], data: st.DataObject) -> None:
     sent = data.draw(st.from_type(kind))
@@ -72,7 +72,7 @@ NAMED = st.builds(lambda kind, rest: kind.__name__.encode() + b" " + rest, st.sa
 """The name of a message, and no message."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.binary() | NAMED)
 def test_what_is_no_message_is_refused_and_nothing_else_happens(raw: bytes) -> None:
     with pytest.raises(MessageError):

@@ -7,14 +7,12 @@ import os
 import signal
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -44,6 +42,8 @@ from labkit.elastic.transport import (
 )
 from tests.elastic.transport.ends import Noting
 from tests.hang import HANG_S
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 NAME, STEPS = "cnn-text-classification", 40
 NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
@@ -83,14 +83,6 @@ def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWH
                 slow.unlink(missing_ok=True)
         assert not todo
         return job.wait(timeout_s=HANG_S)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    """Let processes get the dataset of this file without this file."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

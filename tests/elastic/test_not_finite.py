@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -23,6 +20,8 @@ from labkit.elastic.controller.losses import NotFiniteError, StepLosses, decoded
 from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.blocks import layout
 from labkit.elastic.protocol.program import Spec
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 DATA = as_dataset((torch.ones(64, 1), torch.zeros(64, 1)))
 
@@ -44,13 +43,6 @@ def spoilt(model: Any, batch: Any) -> Any:
 def steep(model: Any, batch: Any) -> Any:
     """Return a finite loss whose gradient is infinite."""
     return model.n.sum() + (model.still - 1).abs().pow(0.5).sum()
-
-
-@pytest.fixture(autouse=True)
-def by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.mark.parametrize("sync", [True, False])

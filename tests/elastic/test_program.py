@@ -8,13 +8,11 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -32,12 +30,7 @@ from labkit.elastic.transport import Channel, Handler, Message
 from tests.elastic.transport.ends import pair
 from tests.hang import HANG_S
 
-
-@pytest.fixture(autouse=True)
-def by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 def loss(model: nn.Module, batch: Any) -> Any:

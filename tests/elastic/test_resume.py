@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -20,16 +17,11 @@ from labkit.elastic import JobError, start, train
 from labkit.elastic.checkpoint.resume import losses_before
 from labkit.elastic.data import as_dataset
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 SAME: dict[str, Any] = {
     "steps": 12, "batch": 16, "shards": 4, "workers": 1, "servers": 1, "seed": 9, "optimizer": "momentum", "lr": 0.1,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def model(width: int = 8) -> nn.Module:

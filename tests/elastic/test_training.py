@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic import Job, JobError, Result, models, start, train
 from labkit.elastic.data import dataset
 from tests.hang import HANG_S
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 NAME, STEPS = "cnn-text-classification", 60
 NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
@@ -56,14 +56,6 @@ def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWH
                 slow.unlink(missing_ok=True)
         assert not todo
         return job.wait(timeout_s=HANG_S)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    """Let processes get the dataset of this file without this file."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

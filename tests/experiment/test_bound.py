@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.cli.compare import on_one_seed
@@ -123,7 +123,6 @@ UNSTEADY = {
 
 
 @given(data=st.data(), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it(data, name, case):
     cluster = data.draw(strategies.clusters())
@@ -135,7 +134,6 @@ def test_no_scheduler_is_below_it(data, name, case):
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), slot_s=st.sampled_from([60.0, 1000.0]))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
     rng = np.random.default_rng(seed)
@@ -149,7 +147,6 @@ def test_no_scheduler_is_below_it_on_measured_speeds(seed, name, slot_s):
 
 
 @given(seed=st.integers(0, 2**16), name=st.sampled_from(NAMES), case=st.sampled_from(sorted(UNSTEADY)))
-@settings(max_examples=25)
 @pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
 def test_no_scheduler_is_below_it_where_jobs_share_a_cluster_that_is_too_small(seed, name, case):
     """Ten jobs at about once that may grow, on two machines."""
@@ -230,15 +227,14 @@ def test_no_scheduler_is_below_it_on_gavels_throughputs(name):
     assert record.info.config[BOUND] == pytest.approx(experiment.bound_jct_s)
 
 
-@pytest.mark.parametrize(("seeds", "slots"), [(range(1, 6), 2.1927), (range(6, 26), 2.254)])
-def test_dl2s_short_jobs_take_2_19_slots_at_least(seeds, slots, shared_data):
+def test_dl2s_short_jobs_take_2_19_slots_at_least(shared_data):
     """A prototype that is no part of labkit found the same, on the same seeds."""
     bounds = []
-    for seed in seeds:
+    for seed in range(1, 6):
         jobs = dl2.short_48n(seed, shared_data)
         model = dl2.speed(jobs, dl2.cluster("short_48n"), shared_data)
         bounds.append(Experiment.of(jobs, cluster="dl2-48n", speed=model, cadence=every_slot(SLOT_S)).bound_jct_s)
-    assert np.mean(bounds) / SLOT_S == pytest.approx(slots, abs=5e-4)
+    assert np.mean(bounds) / SLOT_S == pytest.approx(2.1927, abs=5e-4)
 
 
 RIGID = "poisson(6, per_hour=60, median_s=600, mean_s=700)"

@@ -213,9 +213,10 @@ def test_a_scheduler_that_knows_no_rules_is_held_to_them() -> None:
 # --- jobs that go on
 
 
-@pytest.mark.parametrize("name", ["srtf", "las(threshold_gpu_s=300)", "las(order=start, threshold_gpu_s=300)"])
-@pytest.mark.parametrize("consolidate", ["wait", "split"])
-@given(seed=st.integers(0, 2**32 - 1))
+@given(
+    name=st.sampled_from(["srtf", "las(threshold_gpu_s=300)", "las(order=start, threshold_gpu_s=300)"]),
+    consolidate=st.sampled_from(["wait", "split"]), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
 def test_a_job_that_goes_on_keeps_its_machines_while_they_have_room_for_it(
     name: str, consolidate: str, seed: int
 ) -> None:

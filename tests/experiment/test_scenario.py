@@ -189,7 +189,7 @@ if importlib.util.find_spec("mkdocs"):
 
 def test_an_option_is_defined_in_one_file_and_is_there_everywhere(tmp_path: Path) -> None:
     """A.2 of the review: it took 12 files."""
-    shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__", "__kernels__"))
+    shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=shutil.ignore_patterns("__kernels__"))
     home = tmp_path / "labkit" / "experiment" / "scenario.py"
     text = home.read_text()
     assert text.count("    seed: int = _option(") == 1

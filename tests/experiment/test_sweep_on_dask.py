@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from labkit.experiment import on_dask, sweep
 from labkit.experiment.lengths import Lengths
 from labkit.experiment.on_dask import connect
 from labkit.results import read_sweep
+from tests.dask_cluster import local_cluster
 from tests.experiment.sweeping import Dying, Noting, Raising, n_lines, numbers, pids, small, until
 from tests.hang import HANG_S
 
@@ -33,13 +33,7 @@ ROOT = Path(__file__).parents[2]
 def cluster() -> Iterator[distributed.LocalCluster]:
     """Lend a cluster of two processes on loopback, which are gone afterwards."""
     before = set(psutil.Process().children(recursive=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        local = distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-            worker_dashboard_address=None,
-        )  # fmt: skip
-    with local:
+    with local_cluster() as local:
         yield local
     new = set(psutil.Process().children(recursive=True)) - before
     left = [process for process in new if "resource_tracker" not in " ".join(process.cmdline())]

@@ -40,15 +40,20 @@ def trained(made: Trainer, n: int | None = None) -> Net:
     return made.policy.net()
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    assert same(trained(trainer(1)), trained(trainer(1)))
-    assert not same(trained(trainer(1)), trained(trainer(2)))
+@pytest.fixture(scope="module")
+def whole() -> Net:
+    """The weights of a training that was never stopped."""
+    return trained(trainer())
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(whole):
+    assert same(trained(trainer(1)), whole)
+    assert not same(trained(trainer(2)), whole)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path) -> None:
-    whole, first = trained(trainer()), trainer()
-    trained(first, n)
+def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path, whole: Net) -> None:
+    trained(first := trainer(), n)
     torch.save(first.state(), tmp_path / "state")
     again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
     assert same(trained(again, again.n_updates - n), whole)
@@ -160,7 +165,6 @@ def test_a_short_file_is_no_trace_to_learn_from():
         Setting(["dl2-6n"], ["testbed"])(np.random.default_rng(0))
 
 
-def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch):
-    usual = trained(trainer())
+def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch, whole):
     monkeypatch.setattr("labkit.learning.dl2.USUAL_SLOTS", 1)
-    assert same(trained(trainer()), usual)
+    assert same(trained(trainer()), whole)

@@ -84,7 +84,7 @@ def test_rewards_add_up_to_what_they_stand_for(seed: int, rigid: bool) -> None:
         assert total == pytest.approx(len(jobs) if reward == "progress" else -jct_s.mean() / SLOT_S)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000), rigid=st.booleans(), n_before=st.integers(0, 40))
 def test_a_mask_names_the_actions_that_change_something_and_no_other(seed: int, rigid: bool, n_before: int) -> None:
     """By the placer's own rule: an action is allowed if, and only if, it gives a job tasks; else it ends the slot."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, Kind
@@ -61,7 +61,6 @@ def same(one: Any, of: Any, what: str) -> None:
     np.testing.assert_allclose(one, of, rtol=1e-9, atol=1e-9, err_msg=what)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), reward=st.sampled_from(REWARDS), lazy=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 def test_each_is_a_session_number_by_number(seed: int, reward: str, lazy: float) -> None:
     options: dict[str, Any] = {

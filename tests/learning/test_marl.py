@@ -55,15 +55,20 @@ def trained(made: Trainer, n: int | None = None) -> Net:
     return made.policy.net()
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    assert same(trained(trainer(1)), trained(trainer(1)))
-    assert not same(trained(trainer(1)), trained(trainer(2)))
+@pytest.fixture(scope="module")
+def whole() -> Net:
+    """The weights of a training that was never stopped."""
+    return trained(trainer())
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(whole):
+    assert same(trained(trainer(1)), whole)
+    assert not same(trained(trainer(2)), whole)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path) -> None:
-    whole, first = trained(trainer()), trainer()
-    trained(first, n)
+def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path, whole: Net) -> None:
+    trained(first := trainer(), n)
     torch.save(first.state(), tmp_path / "state")
     again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
     assert same(trained(again, again.n_updates - n), whole)

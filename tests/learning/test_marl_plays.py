@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +20,7 @@ from labkit.learning.marl.plays import Play, all_played
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import Recipe, Trainer
 from labkit.schedulers.marl.network import Net
+from tests.dask_cluster import local_cluster
 
 CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 20, 40))"
 TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
@@ -64,16 +64,9 @@ def test_on_a_dask_cluster_the_weights_are_the_same(here, dask):
 
 @pytest.fixture
 def dask() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed")
     from labkit.experiment.on_dask import connect
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        local = distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-            worker_dashboard_address=None,
-        )  # fmt: skip
-    with local, connect(local.scheduler_address) as client:
+    with local_cluster() as local, connect(local.scheduler_address) as client:
         yield client
 
 

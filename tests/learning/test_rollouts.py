@@ -91,7 +91,6 @@ def assert_same(one: Events, other: Events) -> None:
         assert np.array_equal(one[name], other[name], equal_nan=True), name
 
 
-@settings(max_examples=25, deadline=None)
 @given(asked=scenarios)
 def test_an_episode_is_the_simulation_of_its_scenario_event_by_event(tmp_path_factory, asked) -> None:
     """All that a scenario says: quotas, reservations, failures, overheads, varying speeds, interference."""
@@ -127,7 +126,7 @@ class Watched(Recorder):
         return placement
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(asked=scenarios)
 def test_branching_leaves_an_episode_as_if_it_had_not_branched(asked) -> None:
     """A simulation of the decisions that were kept has the same events: forks share nothing that changes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Events, Jobs, Kind
@@ -46,7 +46,6 @@ def test_a_machine_takes_the_task_that_fits_it_best() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None)
 def test_gangs_are_whole_or_not_there_and_nothing_is_overfull(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 8))

@@ -8,11 +8,11 @@ import pytest
 
 from labkit import plots, simulate
 from labkit.core.errors import InputError
-from labkit.plots.figures import KINDS, draw
+from labkit.plots.figures import draw
 from labkit.plots.paper import drawn_size
 from labkit.plots.theme import as_svg
 
-from .runs import figures, record, records
+from .runs import figures, records
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -48,11 +48,6 @@ def test_what_cannot_be_drawn_is_told(tmp_path):
         draw(records(), kind="seeds")
     with pytest.raises(InputError, match="at least one run"):
         draw([], kind="jct")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "seeds"])
-def test_every_kind_is_drawn_of_runs(kind):
-    assert as_svg(draw([record("fifo"), record("drf")], kind=kind).to_dict())
 
 
 def test_differences_of_seeds_are_against_the_scheduler_that_was_asked_for():

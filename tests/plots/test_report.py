@@ -209,6 +209,9 @@ def test_fairness_is_that_of_the_worst_job_with_the_mean_beside_it(tmp_path):
     told = f"Fairest by the worst finish-time fairness of a job: {best}, ρ {worst[best]['max_rho']:.2f} at most, "
     assert f"{told}{worst[best]['mean_rho']:.2f} on average" in text
     assert "Worst ρ</button>" in text
+    others = [run for run in runs if "las" not in run.info.scheduler and "ftf" not in run.info.scheduler]
+    assert len({run.summary["max_rho"] for run in others}) > 1
+    assert "Fairest" not in write_report(others, tmp_path / "others.html").read_text()
 
 
 def test_one_run_has_no_best_and_no_worst():

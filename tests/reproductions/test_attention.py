@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Kind
@@ -65,7 +65,6 @@ def test_what_is_seen_of_machines_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
 def test_scores_are_equivariant_over_machines(seed: int) -> None:
     rng = np.random.default_rng(seed)
     net, seen, task = net_of(rng), rng.random((7, SHAPES["machine"][0])), rng.random(SHAPES["task"][0])
@@ -74,7 +73,6 @@ def test_scores_are_equivariant_over_machines(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000), draws=st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_no_task_goes_where_there_is_no_room_and_a_gang_is_placed_whole_or_not_at_all(seed: int, draws: bool) -> None:
     """Whatever the weights; what was free is free again where a gang did not fit."""
     rng = np.random.default_rng(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from reproductions.dl2.federated import APART, Federated
 from reproductions.dl2.policy import FlatNet
 from reproductions.dl2.switches import Published
 from reproductions.dl2.trainer import Trainer
+from tests.dask_cluster import local_cluster
 
 SMALL = Published(n_jobs=6, n_units=12, n_taught=2, n_lessons=1, n_rounds=2, batch=16, replay=64, first_bundle=True,
                   clusters=2)  # fmt: skip
@@ -43,14 +43,7 @@ def here() -> FlatNet:
 
 @pytest.fixture
 def dask() -> Iterator[Any]:
-    distributed = pytest.importorskip("distributed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        local = distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-            worker_dashboard_address=None,
-        )  # fmt: skip
-    with local, connect(local.scheduler_address) as client:
+    with local_cluster() as local, connect(local.scheduler_address) as client:
         yield client
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, begin_slot
@@ -158,7 +158,6 @@ def test_there_are_three_actions_a_job_and_void_or_one_without_servers(all_reduc
     assert (made.n_actions, made.n_features) == (n_actions, n_features)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.booleans())
 def test_only_what_finds_room_is_done_and_jobs_beyond_j_come_in_batches(seed, n_jobs, first_bundle):
     """Masks are those of the Gymnasium environment, which asks the session's own book for room."""

@@ -11,7 +11,8 @@ from scipy import stats
 
 from labkit.core.errors import InputError
 from labkit.results import cell_table, sweep_differences, sweep_means
-from labkit.results.sweeps import comparison, idle_seeds, interval
+from labkit.results.conclusion import summarize_seeds
+from labkit.results.sweeps import BOUND, BOUND_LABEL, comparison, idle_seeds, interval, with_bound
 
 FISHER = {"fifo": [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
           "srtf": [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]}  # fmt: skip
@@ -67,6 +68,21 @@ def test_a_pair_of_which_one_failed_is_no_pair():
     (apart,) = sweep_differences(table).to_dict("records")
     assert (apart["n"], apart["mean"], apart["base"]) == (2, 1.5, 2.5)
     assert sweep_means(table)[["n", "n_failed"]].to_numpy().tolist() == [[3, 1], [3, 1]]
+
+
+def test_schedulers_of_which_a_run_failed_are_named_and_no_others():
+    whole = {"fifo": [1.0, 2.0, 3.0], "srtf": [2.0, 3.0, 5.0]}
+    told = summarize_seeds(table_of(whole | {"las": [1.0, np.nan, 2.0]}))
+    assert told[-1] == "Not compared because some of its runs failed: las."
+    assert not any("failed" in sentence for sentence in summarize_seeds(table_of(whole)))
+
+
+def test_the_bound_stands_behind_the_schedulers_of_each_setting_also_of_one_without_a_value():
+    table = table_of({"fifo": [1.0, 2.0]}, load=(2, 1)).assign(**{BOUND: 0.5})
+    table["load"] = table["load"].astype(float).replace(2.0, np.nan)
+    found = with_bound(table)
+    assert found["scheduler"].tolist() == ["fifo", "fifo", BOUND_LABEL, BOUND_LABEL] * 2
+    assert found["load"].isna().tolist() == [True] * 4 + [False] * 4
 
 
 def test_each_combination_of_parameters_is_compared_with_itself():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -110,7 +110,6 @@ def replay(seed: int, net: Net, kept: DecisionRecord, check: Any) -> Batch:
     return batch
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 100_000), trained=st.booleans())
 def test_each_action_is_the_best_of_those_that_are_allowed(seed: int, trained: bool) -> None:
     net = load("dl2").net if trained else untrained(seed)
@@ -128,7 +127,6 @@ def test_each_action_is_the_best_of_those_that_are_allowed(seed: int, trained: b
     np.testing.assert_array_equal(alone.given, batch.given, err_msg="what is not recorded is decided all the same")
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 100_000), scale=st.sampled_from([0.1, 1.0, 300.0]), stop=st.sampled_from([0.0, -1e6, 1e6]))
 def test_logarithms_of_chances_are_those_of_a_softmax_however_far_worths_are_apart(
     seed: int, scale: float, stop: float

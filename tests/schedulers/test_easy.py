@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import compare, simulate
@@ -88,7 +88,6 @@ def textbook(jobs, n_gpus):
     return start_s
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=st.lists(st.tuples(moments(), st.integers(1, 10**6), st.integers(1, 8)), min_size=3, max_size=25))
 def test_it_is_the_textbooks_easy(rows):
     jobs = jobs_of(*sorted(rows))
@@ -147,7 +146,6 @@ def test_there_is_no_reservation_where_no_end_makes_room():
     assert free.tolist() == session.snapshot().offered.tolist()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(moments(), st.integers(1, 400) | st.integers(1, 10**6), st.integers(1, 8)), min_size=3, max_size=25

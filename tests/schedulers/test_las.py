@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import simulate
@@ -67,7 +67,6 @@ def dlas(rows, n_gpus, promote):  # noqa: C901 - one loop over time, as publishe
     return [done[j] for j in range(len(rows))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 300), st.integers(1, 150), st.sampled_from([1, 1, 2, 4])), min_size=2, max_size=20

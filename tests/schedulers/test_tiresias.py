@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import simulate
@@ -41,7 +41,6 @@ def flow_time(sizes, n, choose):
     return value((0,) * n)
 
 
-@settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=6), n=st.integers(2, 4))
 def test_no_policy_has_a_smaller_mean_flow_time_than_the_gittins_index(sizes, n):
     """Gittins 1979: on one server, of policies that know the distribution alone; by dynamic programming."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.cluster import Cluster
@@ -138,7 +138,6 @@ def test_unknown_models_device_types_and_jobs_without_gpus_are_refused():
 GANG = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5), st.integers(1, 3)), max_size=4)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 25), GANG), min_size=1, max_size=6))
 def test_the_kernel_agrees_with_plain_python(gangs):
     names = [TABLE.models[k] for k, _ in gangs]

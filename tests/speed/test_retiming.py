@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Cluster, Jobs
@@ -64,7 +64,6 @@ def running_of(tasks: dict[int, list[tuple[int, int, int, int]]]) -> Running:
     seed=st.integers(0, 2**32 - 1), where=st.sampled_from(CLUSTERS), share=st.sampled_from(["max-min", "equal"]),
     kind=st.sampled_from([None, *MODELS]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
 def test_speeds_change_by_change_are_those_of_timing_all(seed, where, share, kind):
     rng, cluster = np.random.default_rng(seed), build(where)
     jobs = jobs_of(rng)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError
@@ -291,7 +291,6 @@ def job_speed(model, gangs, j, waits):
     return sum(1 / (model.compute_s[job] + wait) for wait in own)
 
 
-@settings(max_examples=40)
 @given(busy(clusters=[single_switch(4), single_switch(3, gbps=1)]))
 def test_vectors_say_what_loops_say(case):
     cluster, jobs, gangs, size = case

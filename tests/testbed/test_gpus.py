@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labkit.core import Jobs
 from labkit.core.devices import refuse_parts, with_whole_gpus
@@ -216,7 +218,8 @@ def test_jobs_that_ask_for_parts_of_gpus_are_refused_before_the_run():
     assert n == 2
 
 
-@pytest.mark.parametrize("seed", range(200))
+@settings(max_examples=4 * settings().max_examples)
+@given(seed=st.integers(0, 2**32 - 1))
 def test_simulator_and_agents_refuse_the_same_placements(seed):
     """The simulator checks its book of GPUs; an agent hands out numbered GPUs of a device group, each to one job."""
     rng = np.random.default_rng(seed)

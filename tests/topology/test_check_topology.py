@@ -26,7 +26,12 @@ def test_every_shipped_topology_passes(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("name", available())
 def test_every_preset_passes(name: str) -> None:
-    check_topology(build(name))
+    cluster = build(name)
+    check_topology(cluster)
+    assert len(set(cluster.machines)) == cluster.n_machines
+    if (wires := cluster.network) is not None:
+        assert len(wires.nodes) == len(set(wires.nodes))
+        assert (wires.tier[wires.link_from[::2]] < wires.tier[wires.link_to[::2]]).all()
 
 
 @dataclass(frozen=True)

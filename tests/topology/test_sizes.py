@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.topology import available, bcube, build, fat_tree, leaf_spine, no_network, pods, single_switch, vl2
+from labkit.topology import bcube, build, fat_tree, leaf_spine, no_network, pods, single_switch, vl2
 from labkit.topology.servers import ARCHITECTURES, DEFAULT, Server, assign, server
 
 
@@ -152,20 +152,6 @@ def test_default_server_is_that_of_the_marl_text():
     cluster = single_switch(1)
     assert cluster.capacity[:, :2].tolist() == [[2, 8], [2, 8]]
     assert (cluster.group_pcie_gbps.tolist(), cluster.machine_socket_gbps.tolist()) == ([128, 128], [300])
-
-
-@pytest.mark.parametrize("name", available())
-def test_every_preset_is_consistent(name):
-    cluster = build(name)
-    assert (np.diff(cluster.group_machine) >= 0).all()
-    assert np.array_equal(np.unique(cluster.group_machine), np.arange(cluster.n_machines))
-    assert len(set(cluster.machines)) == cluster.n_machines == len(cluster.partition)
-    assert cluster.capacity.shape == (cluster.n_groups, 3)
-    network = cluster.network
-    if network is not None:
-        assert len(network.nodes) == len(set(network.nodes)) == len(network.tier)
-        assert np.array_equal(network.link_from[::2], network.link_to[1::2])
-        assert (network.tier[network.link_from[::2]] < network.tier[network.link_to[::2]]).all()
 
 
 def test_clusters_travel_to_other_processes():

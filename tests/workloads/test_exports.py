@@ -273,7 +273,7 @@ SPANS = st.sampled_from(["00:00:00", "01:00:00", "2-00:00:01", "", "12:30"])
 SLURM = st.lists(st.tuples(IDS, STAMPS, STAMPS, STAMPS, SPANS, STATES, TRES, TRES), min_size=1, max_size=12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 @given(SLURM)
 def test_jobs_and_left_out_rows_of_a_slurm_export_are_all_rows(rows):
     header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|ReqTRES"
@@ -295,7 +295,7 @@ OWNERS = st.sampled_from([None, ("Job", "a"), ("ReplicaSet", "r")])
 PHASES = st.sampled_from(["Succeeded", "Failed", "Running", "Pending", "Unknown"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(st.tuples(LABELS, OWNERS, st.integers(0, 3), TIMES, PHASES), min_size=1, max_size=10))
 def test_jobs_and_left_out_pods_are_all_pods(drawn):
     pods = [
@@ -314,7 +314,7 @@ CELLS = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.lists(st.tuples(*[CELLS] * 5), min_size=1, max_size=8), st.sampled_from(sorted(FIELDS)))
 def test_jobs_and_left_out_rows_of_a_mapped_table_are_all_rows(rows, fifth):
     names = ["arrival", "start", "end", "gpus", fifth]
@@ -325,7 +325,7 @@ def test_jobs_and_left_out_rows_of_a_mapped_table_are_all_rows(rows, fifth):
         assert str(path) in refusal if read_ is None else conserved(read_)
 
 
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 @given(st.text(st.characters(codec="utf-8"), max_size=200))
 def test_any_text_is_proposed_and_read_or_refused(text):
     with tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from labkit.core.errors import TraceError
 from labkit.topology import build
@@ -55,7 +55,6 @@ def imported(tmp_path, text, *, told=""):
 # Every hour has a place
 
 
-@settings(max_examples=100)
 @given(SLURM)
 def test_gpu_hours_of_a_slurm_export_are_in_jobs_or_have_a_reason(rows):
     header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|ReqTRES"

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import InputError, TraceError
@@ -63,7 +63,6 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-@settings(max_examples=40)
 @given(jobs=traces())
 def test_what_is_written_is_read_back_to_the_last_bit(tmp_path_factory, ending, jobs):
     path = tmp_path_factory.mktemp("own") / f"trace.{ending}"

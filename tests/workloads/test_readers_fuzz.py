@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core.errors import TraceError
@@ -86,7 +86,6 @@ def test_the_seed_itself_is_read(tmp_path, format):
 
 
 @pytest.mark.parametrize("format", sorted(SEEDS))
-@settings(max_examples=60)
 @given(edits=EDITS, sniffed=st.booleans())
 def test_mutated_bytes_give_jobs_or_a_trace_error(format, edits, sniffed):
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +95,6 @@ def test_mutated_bytes_give_jobs_or_a_trace_error(format, edits, sniffed):
         answer(path, None if sniffed else format)
 
 
-@settings(max_examples=40)
 @given(edits=EDITS)
 def test_mutated_task_tables_of_alibaba_give_jobs_or_a_trace_error(edits):
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +109,6 @@ PARQUET = write(
 ).read_bytes()
 
 
-@settings(max_examples=60)
 @given(edits=EDITS)
 def test_mutated_parquet_gives_jobs_or_a_trace_error(edits):
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +117,6 @@ def test_mutated_parquet_gives_jobs_or_a_trace_error(edits):
         answer(path, None)
 
 
-@settings(max_examples=30)
 @given(st.sampled_from(sorted(FORMATS)), st.binary(max_size=200), st.booleans())
 def test_any_bytes_give_jobs_or_a_trace_error(format, data, packed):
     with tempfile.TemporaryDirectory() as folder:

@@ -21,9 +21,9 @@ from labkit.schedulers.gavel.makespan import Makespan
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
 from labkit.schedulers.gavel.water import water_fill
 
-CLOSE = 1e-6
 LEVELS = [Las(), Ftf(), Makespan()]
-
+BOUNDED = {"cost", "ftf", "las", "makespan", "slo", "strategy_proof", "throughput"}
+"""Policies that say how far at most they are from their best."""
 
 CLOSE = 5e-3
 """Of a job's fastest speed: programs one after the other leave a little each. `tests/solvers` compares exactly."""
@@ -81,8 +81,11 @@ def levels(answer: Allocation, problem: Problem) -> np.ndarray:
 
 @pytest.mark.parametrize("name", sorted(policies()))
 @given(problem=problems(sharing=True))
-def test_no_policy_overfills_a_type_or_the_time_of_a_job(name: str, problem: Problem) -> None:
+def test_no_policy_overfills_a_type_or_a_job_or_is_further_from_its_bound_than_it_says(
+    name: str, problem: Problem
+) -> None:
     answer = policies()[name]().allocate(problem)
+    assert answer.gap <= CLOSE or name not in BOUNDED
     assert (answer.share >= 0).all()
     assert (answer.pair_share >= 0).all()
     assert (answer.held(problem) <= problem.capacity * (1 + CLOSE)).all()
@@ -94,13 +97,6 @@ def test_no_policy_overfills_a_type_or_the_time_of_a_job(name: str, problem: Pro
         assert (answer.pairs[:, 0] < answer.pairs[:, 1]).all()
         assert (problem.n_gpus[answer.pairs[:, 0]] == problem.n_gpus[answer.pairs[:, 1]]).all()
         assert (answer.pair_share[(problem.sharing.of(answer.pairs) <= 0).any(axis=1)] == 0).all()
-
-
-@pytest.mark.parametrize("name", ["cost", "ftf", "las", "makespan", "slo", "strategy_proof", "throughput"])
-@given(problem=problems(sharing=True))
-def test_no_policy_is_further_from_its_bound_than_it_says(name: str, problem: Problem) -> None:
-    answer = policies()[name]().allocate(problem)
-    assert answer.gap <= CLOSE
 
 
 @given(problem=problems(same_gangs=True, weights=False))

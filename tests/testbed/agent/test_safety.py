@@ -255,7 +255,7 @@ def test_too_many_connections_do_not_stop_the_agent(folder, agent):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_become_lines_or_a_refusal(pieces):
     lines, taken = Lines(limit=64), []
     whole = b"".join(pieces)
