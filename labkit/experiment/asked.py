@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.bounds import MAX_DECISIONS
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.text import labelled, split_names
@@ -77,14 +77,6 @@ def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
         raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
 
 
-def refuse_unknown(options: Iterable[str], *, known: Iterable[str]) -> None:
-    """Raise if an option of a simulation is misspelt."""
-    names = sorted(set(known))
-    for option in options:
-        if option not in names:
-            raise unknown("option of a simulation", option, names)
-
-
 def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
     """Raise if a part of a simulation is of another kind than it should be, or a seed is no whole number >= 0.
 
@@ -117,18 +109,6 @@ def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
             f"a decision every {every_s:g} s over the {span_s:,.0f} s of {jobs.name} is {span_s / every_s:.3g} "
             f"decisions; expected at most {MAX_DECISIONS:,}: decide every {span_s / MAX_DECISIONS:.2g} s or less often."
         )
-
-
-def seed_of(options: Mapping[str, Any]) -> int:
-    """Return the seed of an experiment and of a generated trace; what is no seed is told later."""
-    seed = options.get("seed", 0)
-    return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0
-
-
-def refuse_no_flag(name: str, given: object) -> None:
-    """Raise if an option that is on or off is neither: "no" would count as on."""
-    if not isinstance(given, bool):
-        raise InputError(f"{name} is {given!r}; expected True or False.")
 
 
 def refuse_unpriced(prices: Mapping[str, float] | None, cluster: Cluster) -> None:
