@@ -6,7 +6,8 @@ import os
 import stat
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,6 +70,26 @@ def read_table(path: Path, *, key: str, what: str, expected: str) -> dict[str, A
     if not isinstance(table, dict) or set(content) - {key}:
         raise InputError(f"{what} {path} has {', '.join(content) or 'nothing'}; {expected}.")
     return table
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`; no link is followed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file or nothing."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.files import refuse_unreadable
+from labkit.core.files import refuse_unreadable, write_atomically
 from labkit.system.printing import printable
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -57,12 +57,9 @@ class WeightsFiles:
         """Write a file in single precision, whole or not at all."""
         from safetensors.numpy import save
 
-        path = Path(path)
         single = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
         content = save(single, metadata={"policy": self.policy, "version": self.version, **about})
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
 
     def shipped(self) -> list[str]:
         """Return the names of those that come with labkit."""

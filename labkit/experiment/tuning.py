@@ -20,7 +20,7 @@ import numpy as np
 
 from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError, SweepError, unknown
-from labkit.core.files import make_writable
+from labkit.core.files import make_writable, write_text
 from labkit.core.jobs import Jobs
 from labkit.core.raised import raised_at
 from labkit.experiment.cell import check
@@ -28,7 +28,6 @@ from labkit.experiment.grid import Grid, Scalar
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
-from labkit.results import files
 from labkit.results.files import RunLock
 from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
 from labkit.schedulers import make, open_options
@@ -396,7 +395,7 @@ class _Folder:
         make_writable(self._path)
         self._lock = RunLock(self._path)
         if not plan.exists():
-            files.write_text(plan, json.dumps(self._asked, indent=1) + "\n")
+            write_text(plan, json.dumps(self._asked, indent=1) + "\n")
         return self._path
 
     def __exit__(self, *_: object) -> None:

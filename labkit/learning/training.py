@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.files import write_atomically
 from labkit.core.text import human_s
 from labkit.experiment.fitting import refuse_unfit
 from labkit.schedulers import make
@@ -472,9 +473,7 @@ class Course:
         import torch
 
         trainer.weights(self.source).save(self.out)
-        temporary = self.state.with_suffix(".state.tmp")
-        torch.save(trainer.state(), temporary)
-        temporary.replace(self.state)
+        write_atomically(self.state, lambda temporary: torch.save(trainer.state(), temporary))
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -24,6 +23,7 @@ from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
+from labkit.core.files import write_atomically, write_text
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, Texts, decode, decode_frame, encode, encode_frame
 from labkit.core.resources import RESOURCES
@@ -47,26 +47,6 @@ _KINDS: dict[str, type] = {
 
 class MissingError(InputError):
     """A file of a run is not there."""
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`; no link is followed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_events(path: Path, rows: Events) -> None:

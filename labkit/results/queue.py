@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Self
 from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
-from labkit.results import files
+from labkit.core.files import write_text
 from labkit.results.files import writer_of
 
 QUEUE: Final = "queue.json"
@@ -143,7 +143,7 @@ class RunQueue:
 
     def write(self, folder: Path) -> None:
         """Write it into a folder, whole or not at all."""
-        files.write_text(folder / QUEUE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        write_text(folder / QUEUE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def changed(self, run: str, /, **columns: Any) -> Self:
         """Return it with a run changed."""

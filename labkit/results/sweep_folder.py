@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError, LabkitError
-from labkit.core.files import make_writable
+from labkit.core.files import make_writable, write_text
 from labkit.results import files
 from labkit.results.comparison import BOUND
 from labkit.results.queue import OVER, QueueState, RunQueue
@@ -202,7 +202,7 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}
     whole = {"digest": digest, **plan, **kept}
-    files.write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     return whole
 
 

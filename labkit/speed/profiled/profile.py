@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +14,7 @@ from annotated_types import Ge, Gt, Len, Lt
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.faults import told
+from labkit.core.files import write_text
 from labkit.topology.inventory import Host, cluster_of
 
 VERSION: Final = 1
@@ -383,15 +383,7 @@ def write(profile: TestbedProfile, path: str | Path) -> Path:
         raise ProfileError(told(f"profile '{profile.name}'", faults))
     there = Path(path)
     there.parent.mkdir(parents=True, exist_ok=True)
-    partial = there.with_name(f".{there.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(_text(profile))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(there)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(there, _text(profile))
     return there
 
 
