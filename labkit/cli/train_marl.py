@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +58,9 @@ def lent_marl_trainer(
     clusters: Sequence[str], traces: Sequence[str], *, dask: str | None, **options: Any
 ) -> Iterator[Trainer]:
     """Lend what `marl_trainer` returns, which plays traces on a Dask cluster if one is asked for."""
-    with ExitStack() as stack:
-        client = None
-        if dask is not None:
-            from labkit.experiment.on_dask import connect
+    from labkit.experiment.on_dask import connect
 
-            client = stack.enter_context(connect(dask))
+    with connect(dask) as client:
         yield marl_trainer(clusters, traces, client=client, **options)
 
 

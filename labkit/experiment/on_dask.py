@@ -136,14 +136,19 @@ class _Tasks:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Client]:
+def connect(address: str | None) -> Iterator[Client | None]:
     """Lend a connection to a cluster: an address, or the folder with address and certificates that `dask_up` wrote.
+
+    None lends None: nothing is asked of a cluster.
 
     Raises
     ------
     InputError
         If nothing answers there.
     """
+    if address is None:
+        yield None
+        return
     try:
         from distributed import Client
     except ImportError:

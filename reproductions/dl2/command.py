@@ -63,11 +63,8 @@ def trainer_of(
 @contextmanager
 def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Iterator[Trainer | Federated]:
     """Lend what `trainer_of` returns, on a Dask cluster if one is asked for; its processes are ended afterwards."""
-    with ExitStack() as stack:
-        client = None
-        if dask is not None:
-            from labkit.experiment.on_dask import connect
+    from labkit.experiment.on_dask import connect
 
-            client = stack.enter_context(connect(dask))
+    with connect(dask) as client, ExitStack() as stack:
         trainer = trainer_of(setting, client=client, **options)
         yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer
