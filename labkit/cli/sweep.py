@@ -73,9 +73,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
-    from labkit.experiment.grid import Grid
+    from labkit.experiment.grid import Grid, parameter
     from labkit.experiment.on_dask import connect
-    from labkit.experiment.parameters import parameter
     from labkit.experiment.sweeping import sweep as run_all
     from labkit.results.sweeps import refuse_unknown_metric
 
@@ -270,7 +269,7 @@ def compare_on_seeds(
     """
     from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
-    from labkit.experiment.seeded import compare_on_seeds as run_all
+    from labkit.experiment.sweeping import compare_on_seeds as run_all
     from labkit.results.conclusion import summarize_seeds
     from labkit.results.record import arrivals
 

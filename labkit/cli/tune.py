@@ -82,7 +82,7 @@ def _metric(text: str) -> str:
 
 def _settings(given: Any) -> dict[str, Any]:
     from labkit.core.errors import InputError
-    from labkit.experiment.parameters import parameter
+    from labkit.experiment.grid import parameter
     from labkit.experiment.scenario import FORMER, OPTIONS
 
     settings = {}
