@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 def read_switch(text: str, defaults: DataclassInstance, *, what: str) -> tuple[str, Any]:
     """Return the name and the value of a switch: "replay=0" -> "replay", 0.
 
+    Raise InputError if there is no such switch, or its value cannot be.
+
     Parameters
     ----------
     defaults : dataclass
         All switches, whose values tell their types.
     what : str
         What it is a switch of, for the error.
-
-    Raises
-    ------
-    InputError
-        If there is no such switch, or its value cannot be.
     """
     known = asdict(defaults)
     name, equals, value = text.partition("=")

@@ -168,6 +168,8 @@ def current_run(folder: Path) -> Path | None:
 def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
     """Start a process that works a queue and outlives this one; return its id when it has the queue.
 
+    Raise InputError if it ended, or took too long; the last line of its log.
+
     Parameters
     ----------
     folder : Path
@@ -176,11 +178,6 @@ def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
         Run those that failed, too.
     trust : bool
         Use what the queue names outside labkit.
-
-    Raises
-    ------
-    InputError
-        If it ended, or took too long; the last line of its log.
     """
     words = [
         "deploy",

@@ -236,10 +236,7 @@ def labels_of(schedulers: str) -> list[str]:
 def refuse_unknown_base(against: str | None, names: Collection[str]) -> None:
     """Raise if the scheduler that others are to be compared with is none of these.
 
-    Raises
-    ------
-    InputError
-        With the nearest name.
+    Raise InputError with the nearest name.
     """
     if against is not None and against not in names:
         raise unknown("scheduler to compare --against", against, names)
@@ -260,12 +257,8 @@ def compare_on_seeds(
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
 
-    `usual` is a line to print above: which cluster was taken, if none was named.
-
-    Raises
-    ------
-    InputError
-        If `against` is none of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
+    `usual` is a line to print above: which cluster was taken, if none was named. Raise InputError if `against` is none
+    of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
     """
     from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat

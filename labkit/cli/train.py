@@ -458,10 +458,7 @@ TAKES: Final = (
 def refuse_beside(context: typer.Context) -> None:
     """Refuse what was typed beside --auto and does not go with it.
 
-    Raises
-    ------
-    InputError
-        It names the option.
+    Raise InputError, which names the option.
     """
     for option in context.command.params:
         typed = str(context.get_parameter_source(str(option.name))).endswith("COMMANDLINE")

@@ -25,6 +25,8 @@ def marl_trainer(
 ) -> Trainer:
     """Return a trainer of the placement policy.
 
+    Raise InputError if there is no such switch, its value cannot be, or a job of the traces fits no machine.
+
     Parameters
     ----------
     options : dict
@@ -33,11 +35,6 @@ def marl_trainer(
         Others of the recipe, each NAME=VALUE; `shared=False` is a head for each pod, `n_agents` of them.
     client : Client, optional
         Of a Dask cluster, which plays traces.
-
-    Raises
-    ------
-    InputError
-        If there is no such switch, its value cannot be, or a job of the traces fits no machine.
     """
     from labkit.learning.marl.settings import Setting
     from labkit.learning.marl.trainer import Recipe, Trainer

@@ -324,10 +324,7 @@ def _end(course: Course, trainer: Trains, *, figure: Path | None, whole: bool, n
 def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:
     """Refuse what cannot be written: rather now than after the training.
 
-    Raises
-    ------
-    InputError
-        It names the file or the folder.
+    Raise InputError, which names the file or the folder.
     """
     refuse_unwritable(out, endings=(".safetensors",))
     for path in (out, figure):

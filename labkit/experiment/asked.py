@@ -32,10 +32,7 @@ KINDS: Final[dict[str, tuple[type, str]]] = {
 def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
     """Return jobs: themselves, read from a trace that is named, or generated with a seed ("poisson(80, per_hour=12)").
 
-    Raises
-    ------
-    InputError
-        If it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
+    Raise InputError if it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
     """
     if isinstance(given, Jobs):
         if not len(given):
@@ -54,13 +51,10 @@ def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
 def schedulers_of(given: Any) -> list[Scheduler | str]:
     """Return the schedulers to compare; a text is a list of names, as on the command line.
 
+    Raise InputError if there is none, or it is no list.
+
     >>> schedulers_of("fifo, las(quantum_s=60)")
     ['fifo', 'las(quantum_s=60)']
-
-    Raises
-    ------
-    InputError
-        If there is none, or it is no list.
     """
     chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
     if not isinstance(chosen, Iterable):
@@ -97,10 +91,8 @@ def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]
 def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
     """Raise if slots are so short that decisions would not come to an end within reason.
 
-    Raises
-    ------
-    InputError
-        If they cut the time from the first arrival until the longest job could be over into more than ten million.
+    Raise InputError if they cut the time from the first arrival until the longest job could be over into more than ten
+    million.
     """
     last_s = np.nanmax(np.append(jobs.arrival_s + np.nan_to_num(jobs.duration_s), 0.0))
     span_s = float(last_s - jobs.arrival_s.min(initial=0.0))

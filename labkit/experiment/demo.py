@@ -55,13 +55,7 @@ class Twins:
 
 
 def trace() -> Jobs:
-    """Return the jobs of the demo.
-
-    Raises
-    ------
-    InputError
-        If labkit was installed without its traces/ folder.
-    """
+    """Return the jobs of the demo; InputError if labkit was installed without its traces/ folder."""
     return _shipped(TRACE)
 
 

@@ -52,11 +52,7 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
 
     A cell that takes its worker with it is tried on others, as often as the cluster allows
     (`distributed.scheduler.allowed-failures`), and then has failed. Cells that shared its task are tried by themselves.
-
-    Raises
-    ------
-    SweepError
-        If the cluster is lost.
+    Raise SweepError if the cluster is lost.
     """
     sweep = f"labkit-{uuid4().hex[:12]}"
     client.register_plugin(_plugin(sweep, inputs))
@@ -139,12 +135,7 @@ class _Tasks:
 def connect(address: str | None) -> Iterator[Client | None]:
     """Lend a connection to a cluster: an address, or the folder with address and certificates that `dask_up` wrote.
 
-    None lends None: nothing is asked of a cluster.
-
-    Raises
-    ------
-    InputError
-        If nothing answers there.
+    None lends None: nothing is asked of a cluster. Raise InputError if nothing answers there.
     """
     if address is None:
         yield None

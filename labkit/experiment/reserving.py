@@ -61,7 +61,9 @@ class ReservationControl:
     While a reservation holds, its hosts are a cluster of their own. A copy of the scheduler places jobs there that may
     use it, the scheduler itself all others on the other hosts, and also those for which the reservation had no room. A
     job that belongs to a reservation is placed nowhere else until that is over for good. A job that cannot fit in a
-    part of the cluster is not shown there. What holds tasks in several parts goes on as it is.
+    part of the cluster is not shown there. What holds tasks in several parts goes on as it is. Raise InputError if a
+    host, a user or a reservation that is named does not exist, two reservations hold the same host at the same moment,
+    or a job can never run because of them.
 
     Parameters
     ----------
@@ -71,12 +73,6 @@ class ReservationControl:
         What the run's jobs hold.
     runs_on : array of bool
         (N, T) which jobs run on which device types.
-
-    Raises
-    ------
-    InputError
-        If a host, a user or a reservation that is named does not exist, two reservations hold the same host at the
-        same moment, or a job can never run because of them.
     """
 
     def __init__(self, reservations: Reservations, ledger: Ledger, *, runs_on: Bools) -> None:

@@ -297,19 +297,15 @@ def compare_on_seeds(
 ) -> Seeded:
     """Simulate each scheduler on each seed of a scenario; a scheduler that fails is a row with its error.
 
+    Raise InputError as `labkit.sweep`: the seeds of a trace from a file change nothing, say; SweepError if every run
+    failed; the message is that of the first.
+
     Parameters
     ----------
     runs : Path, optional
         Where to keep all runs, each in a folder of its own.
     records : bool
         Return the runs of the first seed.
-
-    Raises
-    ------
-    InputError
-        As `labkit.sweep`: the seeds of a trace from a file change nothing, say.
-    SweepError
-        If every run failed; the message is that of the first.
     """
     fields = {name: value for name, value in scenario.plain().items() if name not in ORDER}
     if (own := fields.pop("own", [])) or isinstance(scenario.cluster, Cluster):

@@ -212,13 +212,7 @@ class _Trial:
     parameters: dict[str, Scalar]
 
     def __call__(self, values: dict[str, Value]) -> float:
-        """Return the mean of the metric.
-
-        Raises
-        ------
-        SweepError
-            If a run failed, or has no number.
-        """
+        """Return the mean of the metric; SweepError if a run failed, or has no number."""
         grid = Grid(
             schedulers={TUNED: _with(self.scheduler, values)}, trace=self.trace, cluster=self.cluster, seeds=self.seeds,
             **self.parameters,
@@ -310,10 +304,7 @@ def _with(scheduler: str, values: dict[str, Value]) -> str:
 def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Any]:
     """Return what a scheduler gives by itself to the options that are searched, parts of it by their names.
 
-    Raises
-    ------
-    InputError
-        If there are none, or one is no option of the scheduler, or stands in its name already.
+    Raise InputError if there are none, or one is no option of the scheduler, or stands in its name already.
     """
     known = open_options(scheduler)
     if not ranges:

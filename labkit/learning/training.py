@@ -142,12 +142,8 @@ class Training(ABC):
     def update(self) -> Update:
         """Learn from fresh episodes.
 
-        Raises
-        ------
-        TrainingDivergedError
-            If a loss was not finite; the policy is as it was before.
-        InputError
-            If a teacher cannot run a trace.
+        Raise TrainingDivergedError if a loss was not finite; the policy is as it was before; InputError if a teacher
+        cannot run a trace.
         """
         began_s, k = time.process_time(), self.n_done
         kind, mean_jct, loss, entropy = self._update()
@@ -163,13 +159,7 @@ class Training(ABC):
         }  # fmt: skip
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
-
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
+        """Go on from a state; InputError if it is that of another training."""
         refuse_other(state.get("asked", {}), expected=self._asked())
         self._relearn(state["learned"])
         self._rng.bit_generator.state = state["rng"]
@@ -274,10 +264,7 @@ class NetworkTraining(Training):
 def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     """Raise if a training to go on with is not the one that is expected.
 
-    Raises
-    ------
-    InputError
-        It names the first thing that differs.
+    Raise InputError, which names the first thing that differs.
     """
     for name, value in expected.items():
         found = asked.get(name)
@@ -437,10 +424,7 @@ class Course:
     def run(self, trainer: Trains) -> bool:
         """Train to the end; return False if a signal stopped it before (SIGINT, SIGTERM), after the update it was in.
 
-        Raises
-        ------
-        LabkitError
-            If a loss is not finite; the weights are those of the last update before.
+        Raise LabkitError if a loss is not finite; the weights are those of the last update before.
         """
         if self.state.exists():
             state = read_state(self.state)
@@ -516,15 +500,12 @@ def line(update: Update, *, n_updates: int, left_s: float) -> str:
 def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alone: bool = False) -> None:
     """Raise if one of some episodes cannot be played: a job fits no machine or exceeds its quota, say.
 
+    Raise InputError, which names the job, or the speeds.
+
     Parameters
     ----------
     counts_alone : bool
         The teacher compares gangs by speeds that depend on numbers of tasks alone.
-
-    Raises
-    ------
-    InputError
-        It names the job, or the speeds.
     """
     rng = np.random.default_rng(0)
     for _ in range(n):
@@ -540,13 +521,7 @@ def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alon
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a state.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read.
-    """
+    """Return a state; InputError if it cannot be read."""
     import pickle
 
     import torch

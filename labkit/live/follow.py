@@ -48,6 +48,8 @@ def with_network(cluster: Cluster, info: RunInfo) -> Cluster:
 class FollowedRun:
     """A run as far as its folder tells, while it goes on or after its end.
 
+    Raise InputError if a file of the run is missing or damaged.
+
     Parameters
     ----------
     folder : Path
@@ -63,11 +65,6 @@ class FollowedRun:
         As `run.json` has it.
     writer : dict or None
         Which process writes it.
-
-    Raises
-    ------
-    InputError
-        If a file of the run is missing or damaged.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:

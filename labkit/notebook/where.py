@@ -153,13 +153,7 @@ PLACES: Final[dict[str, type[Simulation] | type[OnHosts]]] = {"simulation": Simu
 
 
 def place(name: str) -> Where:
-    """Return a place by its name.
-
-    Raises
-    ------
-    InputError
-        If it is neither "simulation" nor "testbed".
-    """
+    """Return a place by its name; InputError if it is neither "simulation" nor "testbed"."""
     if name not in PLACES:
         raise unknown("place of runs", name, PLACES)
     return PLACES[name]()

@@ -183,10 +183,7 @@ def reported_bound(value: str, *, faster: bool = False) -> str:
 def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
     """Return the cost of the GPUs that jobs held, at dollars per GPU and hour of each device type.
 
-    Raises
-    ------
-    InputError
-        If the price of a device type of the cluster's GPUs is not given.
+    Raise InputError if the price of a device type of the cluster's GPUs is not given.
     """
     for kind in record.cluster.gpu_types:
         if kind not in prices:

@@ -297,13 +297,7 @@ def _machines(k: int) -> str:
 
 
 def number_of(jobs: Jobs, job: str) -> int:
-    """Return the number of a job in its run.
-
-    Raises
-    ------
-    InputError
-        If there is no such job, with the nearest name.
-    """
+    """Return the number of a job in its run; InputError if there is no such job, with the nearest name."""
     found = np.flatnonzero(jobs.id.astype(str) == job)
     if len(found):
         return int(found[0])

@@ -186,10 +186,7 @@ def _without_drift(real: RunRecord, predicted: RunRecord, table: pd.DataFrame) -
 def refuse_others(jobs: Jobs, others: Jobs) -> None:
     """Raise if two runs are not of the same jobs.
 
-    Raises
-    ------
-    InputError
-        With the first difference.
+    Raise InputError with the first difference.
     """
     if len(jobs) != len(others):
         raise InputError(f"the runs have {len(jobs)} and {len(others)} jobs; compare two runs of one trace.")

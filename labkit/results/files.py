@@ -231,18 +231,14 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 class RunLock:
     """The right to write a run, from now until `release` or the end of this process.
 
-    The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it.
-    The process that holds it is written inside, for people.
+    The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it. The
+    process that holds it is written inside, for people. Raise InputError if another process, or another part of this
+    one, writes the run: which, and how to watch it.
 
     Parameters
     ----------
     folder : Path
         Of the run.
-
-    Raises
-    ------
-    InputError
-        If another process, or another part of this one, writes the run: which, and how to watch it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -340,10 +336,7 @@ def to_columns(rows: Events) -> dict[str, NDArray[Any] | Texts]:
 def from_columns(columns: Columns, *, source: str) -> Events:
     """Return the events of `to_columns`.
 
-    Raises
-    ------
-    InputError
-        If a column is missing or holds something else, or a kind is not known; the message names `source`.
+    Raise InputError if a column is missing or holds something else, or a kind is not known; the message names `source`.
     """
     missing = [name for name in (*PLAIN, *NAMED) if name not in (*columns, *LATER)]
     if missing:
@@ -365,10 +358,7 @@ def from_columns(columns: Columns, *, source: str) -> Events:
 def refuse_odd_rows(rows: Events, *, jobs: Jobs, cluster: Cluster, source: str) -> None:
     """Raise if events have times that are no numbers, or name jobs or machines that a run does not have.
 
-    Raises
-    ------
-    InputError
-        With the first such event.
+    Raise InputError with the first such event.
     """
     limits = {"job": len(jobs), "partner": len(jobs), "machine": cluster.n_machines, "group": cluster.n_groups}
     checks = {name: (rows[name] < -1) | (rows[name] >= n) for name, n in limits.items()}

@@ -115,13 +115,7 @@ class RunQueue:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the queue of a folder.
-
-        Raises
-        ------
-        InputError
-            If it is not there, of another version, or damaged: every fault.
-        """
+        """Read the queue of a folder; InputError if it is not there, of another version, or damaged: every fault."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / QUEUE
@@ -175,15 +169,11 @@ FOLDER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 def ordered(schedulers: Sequence[str], *, repeat: int) -> Iterator[QueuedRun]:
     """Yield the runs of a queue in their order: all schedulers once, then all once more, with another one first.
 
-    A testbed that gets slower, or warmer, in the course of a day then favours none of them.
+    A testbed that gets slower, or warmer, in the course of a day then favours none of them. Raise InputError if a
+    scheduler is named twice, or the runs are none or too many.
 
     >>> [each.run for each in ordered(["fifo", "las(quantum_s=60)"], repeat=2)]
     ['fifo-1', 'las-quantum_s-60-1', 'las-quantum_s-60-2', 'fifo-2']
-
-    Raises
-    ------
-    InputError
-        If a scheduler is named twice, or the runs are none or too many.
     """
     names = list(schedulers)
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -226,13 +216,7 @@ def find_queue(name: str | Path, *, runs: Path | str = "runs") -> Path | None:
 
 
 def queue_of(name: str | Path, *, runs: Path | str = "runs") -> Path:
-    """Return the folder of a queue.
-
-    Raises
-    ------
-    InputError
-        If there is none ("Did you mean ...?").
-    """
+    """Return the folder of a queue; InputError if there is none ("Did you mean ...?")."""
     folder = find_queue(name, runs=runs)
     if folder is not None:
         return folder

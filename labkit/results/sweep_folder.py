@@ -55,16 +55,13 @@ class SweepFolder:
     def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
         """Begin a sweep in a folder, or go on with the one that is there.
 
+        Raise InputError if another process has the folder, or it holds a sweep whose cells are not all in this one, or
+        files that are no sweep's.
+
         Parameters
         ----------
         plan : mapping
             `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
-
-        Raises
-        ------
-        InputError
-            If another process has the folder, or it holds a sweep whose cells are not all in this one, or files that
-            are no sweep's.
         """
         folder = Path(path)
         _refuse_others(folder)

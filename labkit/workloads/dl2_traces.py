@@ -60,13 +60,7 @@ SETTINGS: Final = {
 
 
 def setting(name: str) -> Dl2Setting:
-    """Return a parameter set by name.
-
-    Raises
-    ------
-    InputError
-        If there is none of that name.
-    """
+    """Return a parameter set by name; InputError if there is none of that name."""
     if name not in SETTINGS:
         raise unknown("DL2 setting", name, SETTINGS)
     return SETTINGS[name]

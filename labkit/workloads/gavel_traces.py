@@ -135,10 +135,7 @@ def _arrivals(n: int, rng: random.Random, *, mean_gap_s: float) -> list[float]:
 def write_gavel(jobs: Jobs, path: str | Path) -> Path:
     """Write jobs in Gavel's 10 columns, whole steps; the columns that only its own runtime needs hold a dash.
 
-    Raises
-    ------
-    InputError
-        If a job is no rigid gang of one-GPU workers, which the format cannot say.
+    Raise InputError if a job is no rigid gang of one-GPU workers, which the format cannot say.
     """
     path = Path(path)
     if (jobs.n_ps > 0).any() or (jobs.gpus != jobs.n_workers).any():

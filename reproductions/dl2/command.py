@@ -23,6 +23,8 @@ def trainer_of(
 ) -> Trainer | Federated:
     """Return a trainer of DL2's own network.
 
+    Raise InputError if there is no such switch, or its value cannot be.
+
     Parameters
     ----------
     given : sequence of str
@@ -32,11 +34,6 @@ def trainer_of(
         Values of `SHORT`; None: not given.
     client : Client, optional
         Of a Dask cluster, for several clusters at once; None: a process for each of them.
-
-    Raises
-    ------
-    InputError
-        If there is no such switch, or its value cannot be.
     """
     from labkit.workloads.catalogue import DL2_MODELS
     from reproductions.dl2.switches import Published

@@ -184,13 +184,7 @@ class Federated:
         return {"members": members, "parts": parts, "n_done": self.n_done, "slots": self.slots}
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
-
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
+        """Go on from a state; InputError if it is that of another training."""
         members = state.get("members", ())
         if len(members) != len(self._members):
             raise InputError(

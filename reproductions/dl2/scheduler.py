@@ -57,13 +57,7 @@ class FlatWeights:
 
 
 def load_flat(path: str | Path) -> FlatWeights:
-    """Return weights from a file.
-
-    Raises
-    ------
-    InputError
-        If it holds something else.
-    """
+    """Return weights from a file; InputError if it holds something else."""
     path = FILES.find(path)
     about, tensors = FILES.read(path)
     form, models, slot_s = FILES.told(path, about, form=_form, models=names, slot_s=seconds)
@@ -149,10 +143,7 @@ class Flat:
 def refuse_other_jobs(form: Form, jobs: Jobs) -> None:
     """Raise if a form has no actions for some jobs.
 
-    Raises
-    ------
-    InputError
-        It names the first one.
+    Raise InputError, which names the first one.
     """
     if form.all_reduce and (other := np.flatnonzero(jobs.max_ps > 0)).size:
         raise InputError(

@@ -60,6 +60,8 @@ def altered(
 ) -> Experiment:
     """Return an experiment in which jobs differ from what is known of them.
 
+    Raise InputError if no job is left, or speeds depend on more than numbers of tasks.
+
     Parameters
     ----------
     speed_error : float
@@ -68,11 +70,6 @@ def altered(
         True lengths are the declared ones times as much, in whole epochs.
     models : collection of str, optional
         Jobs of others are left out.
-
-    Raises
-    ------
-    InputError
-        If no job is left, or speeds depend on more than numbers of tasks.
     """
     if models is not None:
         experiment = _of_models(experiment, models)

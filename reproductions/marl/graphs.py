@@ -133,17 +133,14 @@ class Graphs:
 def graphs_of(cluster: Cluster, *, level: str = "device", agents: str = "many") -> Graphs:
     """Return the graphs of a cluster; always the same object for the same cluster.
 
+    Raise InputError if a pod has no device group.
+
     Parameters
     ----------
     level : str
         "device": groups of GPUs and CPUs are nodes; "server": servers are.
     agents : str
         "many": a scheduler for each pod; "one": one of the whole cluster, whose graph has all switches (sec. VI-E).
-
-    Raises
-    ------
-    InputError
-        If a pod has no device group.
     """
     for name, value, known in (("level", level, LEVELS), ("agents", agents, AGENTS)):
         if value not in known:

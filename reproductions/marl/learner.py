@@ -299,10 +299,7 @@ class Learner:
     def update(self, did: Interval, reward: Sequence[Numbers]) -> Learned | None:
         """Learn from an interval, in which the tasks of each scheduler were worth `reward`; None: it placed nothing.
 
-        Raises
-        ------
-        TrainingDivergedError
-            If a loss or a gradient is not finite; the weights are those before it.
+        Raise TrainingDivergedError if a loss or a gradient is not finite; the weights are those before it.
         """
         told = []
         for k, (net, optimizer) in enumerate(zip(self.nets, self._optimizers, strict=True)):

@@ -60,10 +60,7 @@ class MarlWeights:
     def refuse_other(self, graphs: Graphs, *, cluster: str) -> None:
         """Raise if the networks are for another cluster.
 
-        Raises
-        ------
-        InputError
-            If they are separate ones of other schedulers, or a flat head's for pods of another size.
+        Raise InputError if they are separate ones of other schedulers, or a flat head's for pods of another size.
         """
         n, places = graphs.n_agents, {graph.n_places for graph in graphs.inner}
         if len(self.nets) not in (1, n):
@@ -89,13 +86,7 @@ class MarlWeights:
 
 
 def load_published(path: str | Path) -> MarlWeights:
-    """Return networks from a file.
-
-    Raises
-    ------
-    InputError
-        If it holds something else.
-    """
+    """Return networks from a file; InputError if it holds something else."""
     path = FILES.find(path)
     about, tensors = FILES.read(path)
     form, n_nets, slot_s = FILES.told(path, about, form=_form, n_nets=int, slot_s=seconds)
@@ -195,10 +186,8 @@ class PublishedMarl:
     def begin(self, context: Context) -> None:
         """Refuse a run that the networks are not for.
 
-        Raises
-        ------
-        InputError
-            If they are of another size, or do not know a model, or a pod has no GPU, or a job is larger than every pod.
+        Raise InputError if they are of another size, or do not know a model, or a pod has no GPU, or a job is larger
+        than every pod.
         """
         self._uses = None if context.interference is None else context.interference.declared
         self._jobs = None
@@ -247,10 +236,7 @@ class PublishedMarl:
 def refuse_larger_than_pods(jobs: Jobs, graphs: Graphs, context: Context) -> None:
     """Raise if no pod holds the gang of some job, even when it is empty.
 
-    Raises
-    ------
-    InputError
-        It names the first such job.
+    Raise InputError, which names the first such job.
     """
     cluster = context.cluster
     pods = np.stack([cluster.capacity[graph.groups].sum(axis=0) for graph in graphs.inner])

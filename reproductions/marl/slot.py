@@ -56,6 +56,8 @@ class AgentView:
 class Declared:
     """What was declared of the jobs of a run, as rows of X, D and C.
 
+    Raise InputError if the network does not know a job's model; it names the first one.
+
     Attributes
     ----------
     models : array
@@ -64,11 +66,6 @@ class Declared:
         (N, 2 R + 2) D.
     tasks : array
         (N, 2, M + R + 2) C of a worker and of a PS.
-
-    Raises
-    ------
-    InputError
-        If the network does not know a job's model; it names the first one.
     """
 
     def __init__(self, jobs: Jobs, form: Form) -> None:
@@ -83,13 +80,7 @@ class Declared:
 
 
 def one_hot(jobs: Jobs, models: Sequence[str]) -> Numbers:
-    """Return which model each job has, (N, M).
-
-    Raises
-    ------
-    InputError
-        If it is none of them.
-    """
+    """Return which model each job has, (N, M); InputError if it is none of them."""
     place = np.array([models.index(name) if name in models else -1 for name in jobs.models], np.int64)
     if (strange := np.flatnonzero(place[jobs.model] < 0)).size:
         job = int(strange[0])
@@ -161,7 +152,8 @@ class PlacementSlot:
 
     Each scheduler goes through the jobs that wait at its pod, in order of arrival, and places workers first. A job goes
     to another scheduler before its first task, as a whole; there it may not be forwarded again. One that finds no room,
-    and no scheduler to go to, waits at home until the next decision.
+    and no scheduler to go to, waits at home until the next decision. Raise InputError if the home of a job is no pod of
+    the cluster.
 
     Parameters
     ----------
@@ -177,11 +169,6 @@ class PlacementSlot:
         Draws groups of servers, where a form decides about servers.
     room_elsewhere : bool
         Forward only to schedulers whose pods may hold the gang now; False: to any.
-
-    Raises
-    ------
-    InputError
-        If the home of a job is no pod of the cluster.
     """
 
     def __init__(
@@ -248,10 +235,7 @@ class PlacementSlot:
     def take(self, action: int) -> None:
         """Place the task that is due, or forward its job; the next one is due then.
 
-        Raises
-        ------
-        InputError
-            If the mask does not allow it.
+        Raise InputError if the mask does not allow it.
         """
         task = self.task
         if task is None or not 0 <= action < len(self._mask) or not self._mask[action]:

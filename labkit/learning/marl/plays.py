@@ -83,13 +83,7 @@ def played(worlds: WorldOf, one: Play) -> Played:
 
 
 def all_played(worlds: WorldOf, plays: Sequence[Play], *, where: Submits | None = None) -> list[Played]:
-    """Return what comes of some plays, in their order.
-
-    Raises
-    ------
-    LabkitError
-        If workers were lost on the way.
-    """
+    """Return what comes of some plays, in their order; LabkitError if workers were lost on the way."""
     if where is None:
         return [played(worlds, one) for one in plays]
     raw = pickle.dumps(worlds)

@@ -189,10 +189,7 @@ class DL2:
 def _loaded(names: str | Sequence[str]) -> list[Weights]:
     """Return weights by their names.
 
-    Raises
-    ------
-    InputError
-        If there are none, or several of which one does not tell the speeds of its training.
+    Raise InputError if there are none, or several of which one does not tell the speeds of its training.
     """
     names = [names] if isinstance(names, str) else list(names)
     if not names:
@@ -221,13 +218,7 @@ def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
 
 
 def fallback_of(name: str) -> Scheduler:
-    """Return the scheduler of a name, if it can decide in the place of another.
-
-    Raises
-    ------
-    InputError
-        If it cannot.
-    """
+    """Return the scheduler of a name, if it can decide in the place of another; InputError if it cannot."""
     from labkit.schedulers import make
 
     if not isinstance(name, str):

@@ -58,12 +58,7 @@ def measured_work(samples: Sequence[Sample]) -> Work:
     """Return the bottleneck that was measured: core-seconds are used cores over speed, the rest explains the speeds.
 
     Core-seconds of several samples are their geometric mean. The seconds of the rest are those that leave the least
-    squares of log speeds.
-
-    Raises
-    ------
-    InputError
-        If no sample tells used cores and a speed.
+    squares of log speeds. Raise InputError if no sample tells used cores and a speed.
     """
     c, u, t, hot = works_of([_usable(samples)])[0].tolist()
     return Work(c, u, t, hot)
@@ -136,10 +131,7 @@ def _terms(n: ArrayLike, w: ArrayLike, p: ArrayLike, c: ArrayLike) -> tuple[Floa
 def fitted_sum(samples: Sequence[Sample]) -> Sum:
     """Return the non-negative least squares of relative step times; use of cores is not looked at.
 
-    Raises
-    ------
-    InputError
-        If no sample tells a speed.
+    Raise InputError if no sample tells a speed.
     """
     good = _usable(samples)
     n, w, p, c = (np.array(column, np.float64) for column in zip(*map(_gang, good), strict=True))

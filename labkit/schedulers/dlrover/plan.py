@@ -107,17 +107,14 @@ def grid(
 ) -> PlanGrid:
     """Return every plan within a budget of cores, with at most so many tasks and so many cores in each.
 
+    Raise InputError if the budget does not hold a worker and a server.
+
     Parameters
     ----------
     worker_cores, ps_cores : tuple of int
         What a worker and a server may be given, in units.
     unit : float
         Cores that count as one: 0.1 for a grid in tenths of a core.
-
-    Raises
-    ------
-    InputError
-        If the budget does not hold a worker and a server.
 
     Examples
     --------

@@ -29,10 +29,7 @@ def check_choice(thing: str, given: str, known: tuple[str, ...]) -> None:
 def with_what_is_there(problem: Problem, allocate: Callable[[Problem], Allocation]) -> Allocation:
     """Return an allocation of the jobs that can run on what is there; the others get nothing.
 
-    Raises
-    ------
-    InputError
-        If a job has no speed on any column, a number is negative or missing, or there are no GPUs at all.
+    Raise InputError if a job has no speed on any column, a number is negative or missing, or there are no GPUs at all.
     """
     if not problem.n_jobs:
         return Allocation(share=np.zeros(problem.speed.shape))

@@ -48,10 +48,7 @@ class Estimate:
 def refuse_options(fraction: float | None, n_references: int | None, *, space_sharing: bool) -> None:
     """Raise if the options of an estimate make no sense.
 
-    Raises
-    ------
-    InputError
-        If the fraction is not in (0, 1], there are less than one reference, or nothing uses the estimate.
+    Raise InputError if the fraction is not in (0, 1], there are less than one reference, or nothing uses the estimate.
     """
     if fraction is None:
         if n_references is not None:
@@ -77,6 +74,7 @@ def estimate_pairs(
     causes, is a row of a matrix with gaps, below the full rows of the references; `labkit.solvers.completion.complete`
     closes them. The reference whose row is nearest (sum of absolute differences; what was completed counts `GUESS`)
     stands in for the kind: a pair that was not measured gets the slowdown of its two references beside each other.
+    Raise ProfileError if the profile has no pairs.
 
     Parameters
     ----------
@@ -88,11 +86,6 @@ def estimate_pairs(
         Drawn among the kinds of each size of gang; all of them by default.
     rng : Generator
         Which references, which pairs.
-
-    Raises
-    ------
-    ProfileError
-        If the profile has no pairs.
 
     References
     ----------

@@ -134,10 +134,7 @@ class LinearPrograms:
     def most(self, gain: Floats) -> tuple[Floats, float]:
         """Return the shares (W,) with the greatest sum of gains (W,), and what no shares exceed.
 
-        Raises
-        ------
-        InfeasibleError
-            If the floors cannot be reached together.
+        Raise InfeasibleError if the floors cannot be reached together.
         """
         scale = max(float(np.abs(gain).max(initial=0.0)), 1e-300)
         self._program.set_cost(self._ways, gain / scale)

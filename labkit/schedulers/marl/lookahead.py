@@ -46,13 +46,7 @@ class LookAheadPods:
     _known: RunKnowledge | None = field(default=None, init=False, repr=False)
 
     def begin(self, context: Context) -> None:
-        """Begin a run: be told the truth about interference.
-
-        Raises
-        ------
-        InputError
-            If a pod has no GPU.
-        """
+        """Begin a run: be told the truth about interference; InputError if a pod has no GPU."""
         refuse_pods_without_gpus(context.cluster)
         jobs, cluster, runs_on = context.jobs, context.cluster, context.runs_on
         level = getattr(context, "interference", None)

@@ -89,13 +89,7 @@ class Marl:
         self._net = net
 
     def begin(self, context: Context) -> None:
-        """Begin a run.
-
-        Raises
-        ------
-        InputError
-            If a pod has no GPU.
-        """
+        """Begin a run; InputError if a pod has no GPU."""
         refuse_pods_without_gpus(context.cluster)
         self._interference, self._instead = context.interference, None
         if self._hands_over(context.cluster):

@@ -255,10 +255,7 @@ def read(path: str | Path) -> MeasuredInterference:
 def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterference:
     """Return a testbed's measurements of co-located jobs, taken while nothing else kept its cores busy.
 
-    Raises
-    ------
-    ProfileError
-        If it holds too few measurements, or too few quiet ones.
+    Raise ProfileError if it holds too few measurements, or too few quiet ones.
     """
     from labkit.speed.profiled.profile import QUIET
 

@@ -74,17 +74,14 @@ def slowdowns(
 class ModelUse:
     """What the tasks of a model use when alone.
 
+    Raise InputError if one of them is negative or not a number.
+
     Attributes
     ----------
     worker_cores, ps_cores : float
         Cores that one worker, one parameter server keeps busy; None: a server keeps those busy that it asks for.
     pcie_gbps : float
         What one worker moves over its PCIe bus; parameter servers move nothing there.
-
-    Raises
-    ------
-    InputError
-        If one of them is negative or not a number.
     """
 
     worker_cores: float

@@ -276,10 +276,7 @@ class TestbedProfile(ProfileRow):
     def of(self, model: str, *, sync: bool = True) -> list[GangMeasurement]:
         """Return the gangs of a model that could be measured.
 
-        Raises
-        ------
-        InputError
-            If there is none: which models there are, and how to measure more.
+        Raise InputError if there is none: which models there are, and how to measure more.
         """
         mine = [cell for cell in self.cells if (cell.model, cell.sync) == (model, sync) and cell.step_s is not None]
         if mine:

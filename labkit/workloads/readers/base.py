@@ -199,10 +199,7 @@ class TraceTable:
     def check(self) -> None:
         """Raise every fault noted so far.
 
-        Raises
-        ------
-        TraceError
-            One message with all faults (the first 20 in full), in order of lines.
+        Raise TraceError: one message with all faults (the first 20 in full), in order of lines.
         """
         if self._faults:
             raise TraceError(told(str(self.path), [text for _, text in sorted(self._faults, key=lambda f: f[0])]))
@@ -527,10 +524,8 @@ def per_gpu(
 def bytes_of(path: Path, *, expected: str) -> bytes:
     """Return the contents of a file, unpacked where it is gzipped.
 
-    Raises
-    ------
-    TraceError
-        If it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip file.
+    Raise TraceError if it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip
+    file.
     """
     refuse_unreadable(path, expected=expected, error=TraceError)
     try:
@@ -555,10 +550,7 @@ _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
     """Return the text of an export, and what is to be known of its encoding; "" where it is UTF-8.
 
-    Raises
-    ------
-    TraceError
-        As `text_of`, but for text in UTF-16 and in Windows' code page 1252.
+    Raise TraceError as `text_of`, but for text in UTF-16 and in Windows' code page 1252.
     """
     raw = bytes_of(path, expected=expected)
     if raw[:2] in _UTF_16:
@@ -574,10 +566,7 @@ def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
 def text_of(path: Path, *, expected: str) -> str:
     """Return the text of a file.
 
-    Raises
-    ------
-    TraceError
-        As `bytes_of`, or if it is not text in UTF-8.
+    Raise TraceError as `bytes_of`, or if it is not text in UTF-8.
     """
     return _decoded(path, bytes_of(path, expected=expected), expected=expected)
 
@@ -621,6 +610,8 @@ def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
 def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "") -> list[Any]:
     """Return the list under a key of a JSON object, or of several objects one after the other.
 
+    Raise TraceError if it is no JSON, or there is no such list.
+
     Parameters
     ----------
     path : Path
@@ -633,11 +624,6 @@ def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "
         What the file should be, for messages.
     alone : str
         An object with this key instead is an entry itself.
-
-    Raises
-    ------
-    TraceError
-        If it is no JSON, or there is no such list.
     """
     entries: list[Any] = []
     for content in _objects(path, text, expected=expected):

@@ -31,12 +31,8 @@ def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     Pods of one job are told by its labels (Kueue, Volcano, JobSet, Kubeflow, Ray, Job) or their controller, and by the
     uid of that controller. A job is a rigid gang of one worker per GPU, as many as ran at the same time at most, for as
     long as gives the GPU-hours of all its pods; its steps are its seconds. Queues, or else namespaces, are the users.
-    What was guessed, merged or left out stands in `Jobs.notes`.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with the place of the pod in the list, its name and the key.
+    What was guessed, merged or left out stands in `Jobs.notes`. Raise TraceError with every fault, with the place of
+    the pod in the list, its name and the key.
     """
     return kubernetes(path, cpu_jobs=cpu_jobs).jobs
 

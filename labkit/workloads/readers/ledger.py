@@ -168,10 +168,7 @@ class TraceLedger:
     def refuse_none(self, path: object, remedy: str) -> None:
         """Raise if no row is a job.
 
-        Raises
-        ------
-        TraceError
-            With what became of the rows.
+        Raise TraceError with what became of the rows.
         """
         if self.n_jobs < 1:
             gone = self.left_out | self.merged

@@ -52,10 +52,7 @@ EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of
 def read_csv(path: str | Path) -> Jobs:
     """Return the jobs of labkit's own CSV; only `arrival_s` and `total_steps` must be there.
 
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column; an unknown column with the nearest known one.
+    Raise TraceError with every fault, with line and column; an unknown column with the nearest known one.
     """
     path = Path(path)
     names = _header(text_of(path, expected=EXPECTED))
