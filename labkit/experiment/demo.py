@@ -36,22 +36,15 @@ SCHEDULER: Final = "optimus"
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Jobs that really trained, and the simulation of the same.
-
-    Attributes
-    ----------
-    real, simulated : RunRecord
-        The runs.
-    notes : list of str
-        What went wrong on the way, in words.
-    rests_on : str
-        What the simulation knows of this machine, in a sentence or two.
-    """
+    """Jobs that really trained, and the simulation of the same."""
 
     real: RunRecord
     simulated: RunRecord
+    """`real` and `simulated`: the runs."""
     notes: list[str]
+    """What went wrong on the way, in words."""
     rests_on: str
+    """What the simulation knows of this machine, in a sentence or two."""
 
 
 def trace() -> Jobs:

@@ -27,15 +27,10 @@ ORDER: Final = ("trace", "cluster", "scheduler", "seed")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: its value on each axis.
-
-    Attributes
-    ----------
-    keys : mapping
-        Axis -> value, in the order of the grid's axes.
-    """
+    """One run of a sweep: its value on each axis."""
 
     keys: Mapping[str, Scalar]
+    """Axis -> value, in the order of the grid's axes."""
 
     @property
     def name(self) -> str:

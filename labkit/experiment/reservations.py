@@ -37,39 +37,28 @@ class Reservation:
 
     Raise InputError if a value makes no sense.
 
-    Attributes
-    ----------
-    name : str
-        What jobs call it that belong to it.
-    hosts : tuple of str, or int
-        Names of machines, or how many: the last ones of the cluster, as most placers begin with the first.
-    start_s, end_s : float
-        Seconds since the run began; inf: it has no end.
-    users : tuple of str
-        Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or none (maintenance).
-    device_type : str
-        Where `hosts` is a number: of which device type they are; "": of any.
-    daily : bool
-        It holds again each day, for ever.
-    known_s : float
-        Seconds since the run began from which on schedulers that plan ahead know of it.
-    running : str
-        "preempt": jobs of others that run there at its start are preempted; "finish": they go on until they are done.
-
     References
     ----------
     .. [1] https://slurm.schedmd.com/reservations.html
     """
 
     name: str
+    """What jobs call it that belong to it."""
     hosts: tuple[str, ...] | int
+    """Names of machines, or how many: the last ones of the cluster, as most placers begin with the first."""
     start_s: float = 0.0
     end_s: float = math.inf
+    """`start_s` and `end_s`: seconds since the run began; inf: it has no end."""
     users: tuple[str, ...] = ()
+    """Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or none (maintenance)."""
     device_type: str = ""
+    """Where `hosts` is a number: of which device type they are; "": of any."""
     daily: bool = False
+    """It holds again each day, for ever."""
     running: str = "preempt"
+    """"preempt": jobs of others that run there at its start are preempted; "finish": they go on until they are done."""
     known_s: float = 0.0
+    """Seconds since the run began from which on schedulers that plan ahead know of it."""
 
     def __post_init__(self) -> None:
         what = f"reservation {shortened(self.name)}"

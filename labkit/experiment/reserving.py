@@ -32,27 +32,18 @@ UNSEEN_DAYS: Final = 400
 
 @dataclass(eq=False)
 class Parts:
-    """Into which parts reservations divide a cluster at a moment; a part is the number of a reservation, or `REST`.
-
-    Attributes
-    ----------
-    of_group : array
-        (G,) the part of each device group.
-    may : dict
-        Part -> (N,) which jobs may be placed there.
-    shown : dict
-        Part -> (N,) which of them fit there, and are shown to its scheduler while they wait.
-    able : array
-        (N,) which jobs are shown anywhere; the others wait unseen.
-    plain : bool
-        Whether the whole cluster is open to all jobs.
-    """
+    """Into which parts reservations divide a cluster at a moment; a part is the number of a reservation, or `REST`."""
 
     of_group: Ints
+    """(G,) the part of each device group."""
     may: dict[int, Bools] = field(default_factory=dict)
+    """Part -> (N,) which jobs may be placed there."""
     shown: dict[int, Bools] = field(default_factory=dict)
+    """Part -> (N,) which of them fit there, and are shown to its scheduler while they wait."""
     able: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
+    """(N,) which jobs are shown anywhere; the others wait unseen."""
     plain: bool = False
+    """Whether the whole cluster is open to all jobs."""
 
 
 class ReservationControl:

@@ -271,18 +271,12 @@ class _Bar:
 
 @dataclass(frozen=True, eq=False)
 class Seeded:
-    """What came out.
-
-    Attributes
-    ----------
-    table : DataFrame
-        A row per scheduler and seed: `labkit.results.cell_table`.
-    records : list of RunRecord
-        The runs of the first seed, if they were asked for.
-    """
+    """What came out."""
 
     table: pd.DataFrame
+    """A row per scheduler and seed: `labkit.results.cell_table`."""
     records: list[RunRecord]
+    """The runs of the first seed, if they were asked for."""
 
 
 def compare_on_seeds(

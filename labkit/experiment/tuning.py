@@ -47,35 +47,25 @@ TUNED: Final = "tuned"
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What a search found.
-
-    Attributes
-    ----------
-    trials : DataFrame
-        A row per trial: trial, the options, value (mean of the metric over the seeds searched; NaN: it failed), error.
-    best : dict
-        The options of the best trial; numbers with four digits.
-    checked : DataFrame
-        The best trial ("tuned") and the scheduler without them ("as it is") on the other seeds: a sweep's table.
-    searched, check_seeds : tuple of int
-        The seeds of the trials, and of the check.
-    edges : tuple of str
-        Options whose best value is at an end of their range.
-    name : str
-        The scheduler with the best options.
-    metric, highest : str, bool
-        What was searched.
-    """
+    """What a search found."""
 
     trials: pd.DataFrame
+    """A row per trial: trial, the options, value (mean of the metric over the seeds searched; NaN: it failed),
+    error."""
     best: dict[str, Value]
+    """The options of the best trial; numbers with four digits."""
     checked: pd.DataFrame
+    """The best trial ("tuned") and the scheduler without them ("as it is") on the other seeds: a sweep's table."""
     searched: tuple[int, ...]
     check_seeds: tuple[int, ...]
+    """`searched` and `check_seeds`: the seeds of the trials, and of the check."""
     edges: tuple[str, ...]
+    """Options whose best value is at an end of their range."""
     name: str
+    """The scheduler with the best options."""
     metric: str
     highest: bool
+    """`metric` and `highest`: what was searched."""
 
     @property
     def idle(self) -> bool:

@@ -185,16 +185,11 @@ def window(jobs: Jobs, rng: np.random.Generator, *, held_out: bool, stops: bool 
 
 @dataclass(frozen=True, eq=False)
 class RandomTable(OfModels):
-    """Speeds that no measurement has: DL2's smooth ones by random powers of p and w, waves over both, and noise.
-
-    Attributes
-    ----------
-    grids : mapping
-        (P + 1, W + 1) samples/s of each model.
-    """
+    """Speeds that no measurement has: DL2's smooth ones by random powers of p and w, waves over both, and noise."""
 
     models: tuple[str, ...]
     grids: Mapping[str, Floats]
+    """(P + 1, W + 1) samples/s of each model."""
     batch: Floats
 
     @classmethod

@@ -36,31 +36,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What came of an update.
-
-    Attributes
-    ----------
-    kind : str
-        "lesson" or "round".
-    number : int
-        How many there were before.
-    slots : int
-        Slots that were decided in training so far.
-    mean_jct : float
-        Of its episodes, in slots.
-    loss, entropy : float
-        Of the last part of its last epoch.
-    cpu_s : float
-        Processor time of training so far, in seconds.
-    """
+    """What came of an update."""
 
     kind: str
+    """"lesson" or "round"."""
     number: int
+    """How many there were before."""
     slots: int
+    """Slots that were decided in training so far."""
     mean_jct: float
+    """Of its episodes, in slots."""
     loss: float
     entropy: float
+    """`loss` and `entropy`: of the last part of its last epoch."""
     cpu_s: float
+    """Processor time of training so far, in seconds."""
 
 
 class TrainingDivergedError(LabkitError):
@@ -389,27 +379,18 @@ def read(table: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Where a training is kept, and how often.
-
-    Attributes
-    ----------
-    out : Path
-        The weights; beside them `.state`, from which it goes on, and `.csv`, its log.
-    source : str
-        The command, for the weights.
-    each : int
-        Updates after which both are written.
-    log : Path or None
-        Folder of TensorBoard's event files.
-    say : callable
-        Hears a line now and then.
-    """
+    """Where a training is kept, and how often."""
 
     out: Path
+    """The weights; beside them `.state`, from which it goes on, and `.csv`, its log."""
     source: str
+    """The command, for the weights."""
     each: int = 10
+    """Updates after which both are written."""
     log: Path | None = None
+    """Folder of TensorBoard's event files."""
     say: Callable[[str], None] = print
+    """Hears a line now and then."""
 
     @property
     def state(self) -> Path:

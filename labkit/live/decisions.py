@@ -33,24 +33,16 @@ _SHOWN: Final = np.isin(np.arange(max(Kind) + 1), [*_TOLD, Kind.PLACED, Kind.REP
 
 @dataclass(slots=True)
 class LoggedDecision:
-    """One change of a job or a machine.
-
-    Attributes
-    ----------
-    time_s : float
-        When.
-    about : str
-        "job 3", or the name of a machine.
-    what : str
-        What became of it; empty where only a reason was told.
-    why : str
-        The scheduler's reason; empty where it tells none.
-    """
+    """One change of a job or a machine."""
 
     time_s: float
+    """When."""
     about: str
+    """"job 3", or the name of a machine."""
     what: str
+    """What became of it; empty where only a reason was told."""
     why: str = ""
+    """The scheduler's reason; empty where it tells none."""
 
     def line(self) -> str:
         """Return it as a sentence."""

@@ -34,19 +34,13 @@ def source(*names: str, folder: Path = HERE) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ghost:
-    """What an earlier run leaves on a live Gantt: when it completed each job.
-
-    Attributes
-    ----------
-    name, colour : str
-        In the legend.
-    done_s : tuple
-        (N,) seconds, None where it completed none.
-    """
+    """What an earlier run leaves on a live Gantt: when it completed each job."""
 
     name: str
     colour: str
+    """`name` and `colour`: in the legend."""
     done_s: tuple[float | None, ...]
+    """(N,) seconds, None where it completed none."""
 
     @classmethod
     def of(cls, record: RunRecord) -> Ghost:

@@ -123,18 +123,12 @@ SILENT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How a run is doing.
-
-    Attributes
-    ----------
-    state : str
-        ready, running, paused, stopping, done, stopped, failed; killed: its process ended without saying how.
-    text : str
-        What there is to say beside; empty: nothing.
-    """
+    """How a run is doing."""
 
     state: str
+    """ready, running, paused, stopping, done, stopped, failed; killed: its process ended without saying how."""
     text: str = ""
+    """What there is to say beside; empty: nothing."""
 
     @property
     def over(self) -> bool:

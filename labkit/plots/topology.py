@@ -32,24 +32,16 @@ COLUMNS: Final = ["name", "kind", "tier", "partition", "device_type", "n_gpus", 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TopologyLayout:
-    """Where each node and link of a cluster is drawn.
-
-    Attributes
-    ----------
-    nodes : DataFrame
-        name, kind, tier, partition, device_type, n_gpus, n_machines, x, y (both 0 to 1).
-    links : DataFrame
-        One row per cable: low, high, gbps, tier, x, y, x2, y2.
-    tiers : DataFrame
-        One row per row of the picture: tier, y, label, note.
-    notes : tuple of str
-        What the picture leaves out, in words.
-    """
+    """Where each node and link of a cluster is drawn."""
 
     nodes: pd.DataFrame
+    """name, kind, tier, partition, device_type, n_gpus, n_machines, x, y (both 0 to 1)."""
     links: pd.DataFrame
+    """One row per cable: low, high, gbps, tier, x, y, x2, y2."""
     tiers: pd.DataFrame
+    """One row per row of the picture: tier, y, label, note."""
     notes: tuple[str, ...]
+    """What the picture leaves out, in words."""
 
 
 def topology_layout(cluster: Cluster) -> TopologyLayout:

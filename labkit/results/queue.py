@@ -47,71 +47,50 @@ OVER: Final = (QueueState.DONE, QueueState.CUT, QueueState.FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedRun:
-    """A run of a queue.
-
-    Attributes
-    ----------
-    run : str
-        Its folder within that of the queue.
-    scheduler : str
-        As it was typed.
-    repeat : int
-        1, 2, ...: runs of one number are compared with each other.
-    state : QueueState
-        How far it has come.
-    why : str
-        Why it failed or was cut; empty otherwise.
-    resumed : int
-        How often it was gone on with after its process had ended.
-    """
+    """A run of a queue."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     run: str
+    """Its folder within that of the queue."""
     scheduler: str
+    """As it was typed."""
     repeat: int
+    """1, 2, ...: runs of one number are compared with each other."""
     state: QueueState = QueueState.PLANNED
+    """How far it has come."""
     why: str = ""
+    """Why it failed or was cut; empty otherwise."""
     resumed: int = 0
+    """How often it was gone on with after its process had ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQueue:
-    """The content of queue.json.
-
-    Attributes
-    ----------
-    version : int
-        Of this form.
-    trace, inventory : str
-        Name of the jobs, and absolute path of the file that describes the hosts.
-    began, command, where : str
-        When it was queued (ISO 8601), what was typed, and in which folder: schedulers may be files there.
-    time_limit_s : float or None
-        Seconds after which a run is ended.
-    training : mapping
-        See `labkit.testbed.run.training.TrainingTable`.
-    options : mapping
-        What else `labkit.deploy` takes: profile, interference, lease_s.
-    retries : mapping
-        See `labkit.testbed.run.retries.Retries`.
-    runs : sequence of QueuedRun
-        In their order.
-    """
+    """The content of queue.json."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     version: int = VERSION
+    """Of this form."""
     trace: str
     inventory: str
+    """`trace` and `inventory`: name of the jobs, and absolute path of the file that describes the hosts."""
     began: str = ""
     command: str = ""
     where: str = ""
+    """`began`, `command` and `where`: when it was queued (ISO 8601), what was typed, and in which folder: schedulers
+    may be files there."""
     time_limit_s: float | None = None
+    """Seconds after which a run is ended."""
     training: Mapping[str, Any] = field(default_factory=dict)
+    """See `labkit.testbed.run.training.TrainingTable`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """What else `labkit.deploy` takes: profile, interference, lease_s."""
     retries: Mapping[str, Any] = field(default_factory=dict)
+    """See `labkit.testbed.run.retries.Retries`."""
     runs: Sequence[QueuedRun]
+    """In their order."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:

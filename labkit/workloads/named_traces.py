@@ -84,25 +84,17 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class PublicTrace:
-    """A public trace.
-
-    Attributes
-    ----------
-    base_url : str
-        Folder of its files.
-    files : tuple of (str, str or None)
-        Path under `base_url` and SHA-256 of each; None: not published, so that the user must vouch for it.
-    main : str
-        File or folder (".": all of them) that `labkit.workloads.readers.read` takes, after unpacking.
-    licence, what : str
-        For people.
-    """
+    """A public trace."""
 
     base_url: str
+    """Folder of its files."""
     files: tuple[tuple[str, str | None], ...]
+    """Path under `base_url` and SHA-256 of each; None: not published, so that the user must vouch for it."""
     main: str
+    """File or folder (".": all of them) that `labkit.workloads.readers.read` takes, after unpacking."""
     licence: str
     what: str
+    """`licence` and `what`: for people."""
 
     def __str__(self) -> str:
         return f"{self.what} [{self.licence}]"

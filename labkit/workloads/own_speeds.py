@@ -43,18 +43,12 @@ TFLOPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeeds:
-    """Speeds by type of GPU that a user gives.
-
-    Attributes
-    ----------
-    table : Throughputs
-        Steps/s by model, number of GPUs and type.
-    said : str
-        Where they are from, for headers of runs.
-    """
+    """Speeds by type of GPU that a user gives."""
 
     table: Throughputs
+    """Steps/s by model, number of GPUs and type."""
     said: str
+    """Where they are from, for headers of runs."""
 
 
 def is_speeds(path: str | Path) -> bool:

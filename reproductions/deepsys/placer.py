@@ -99,18 +99,12 @@ def features(kind: int, workers: Floats, servers: Floats, beside: MachineTasks) 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A network of two hidden layers of ReLU: features to speed over the speed alone on one machine.
-
-    Attributes
-    ----------
-    layers : tuple of (array, array)
-        Weights (in, out) and biases (out,) of each layer.
-    source : str
-        How it was made, and how well it predicts.
-    """
+    """A network of two hidden layers of ReLU: features to speed over the speed alone on one machine."""
 
     layers: tuple[tuple[Floats, Floats], ...]
+    """Weights (in, out) and biases (out,) of each layer."""
     source: str = ""
+    """How it was made, and how well it predicts."""
 
     def __call__(self, seen: Floats) -> Floats:
         """Return the speed that is predicted, as part of the speed alone, (K,)."""

@@ -28,25 +28,17 @@ FILES: Final = WeightsFiles(
 
 @dataclass(frozen=True, eq=False)
 class FlatWeights:
-    """A trained network of the paper's form.
-
-    Attributes
-    ----------
-    net, form : FlatNet, Form
-        The network, and what it sees and may do.
-    models : tuple of str
-        (L,) names of models that it tells apart.
-    slot_s : float
-        Seconds of a slot in its training.
-    source : str
-        How it was made.
-    """
+    """A trained network of the paper's form."""
 
     net: FlatNet
     form: Form
+    """`net` and `form`: the network, and what it sees and may do."""
     models: tuple[str, ...]
+    """(L,) names of models that it tells apart."""
     slot_s: float
+    """Seconds of a slot in its training."""
     source: str
+    """How it was made."""
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""

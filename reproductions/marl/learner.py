@@ -20,19 +20,13 @@ from reproductions.marl.switches import Published
 
 @dataclass(frozen=True, eq=False)
 class Wires:
-    """The edges of a graph as torch takes them.
-
-    Attributes
-    ----------
-    source, target : Tensor
-        (E,) nodes.
-    degree : Tensor
-        (V, 1) edges into each node, at least 1.
-    """
+    """The edges of a graph as torch takes them."""
 
     source: Tensor
     target: Tensor
+    """`source` and `target`: (E,) nodes."""
     degree: Tensor
+    """(V, 1) edges into each node, at least 1."""
 
     @classmethod
     def of(cls, graph: Graph) -> Wires:
@@ -82,31 +76,22 @@ SMALL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """B moments of schedulers of an interval whose graphs are alike: what `AgentView` has, and what all told before.
-
-    Attributes
-    ----------
-    agent : Tensor
-        (B,) the agent.
-    nodes, models, demands, task, mask : Tensor
-        (B, ...) as in `AgentView`.
-    told : Tensor
-        (N, D) h0 of each scheduler when the interval began.
-    edges : Tensor
-        (B, E, 3) of the inner graphs.
-    inter_edges : Tensor
-        (E, 3) of the graph among schedulers.
-    """
+    """B moments of schedulers of an interval whose graphs are alike: what `AgentView` has, and what all told before."""
 
     agent: Tensor
+    """(B,) the agent."""
     nodes: Tensor
     models: Tensor
     demands: Tensor
     task: Tensor
     mask: Tensor
+    """`nodes`, `models`, `demands`, `task` and `mask`: (B, ...) as in `AgentView`."""
     told: Tensor
+    """(N, D) h0 of each scheduler when the interval began."""
     edges: Tensor
+    """(B, E, 3) of the inner graphs."""
     inter_edges: Tensor
+    """(E, 3) of the graph among schedulers."""
 
     @classmethod
     def of(cls, seen: Sequence[AgentView], *, told: Numbers, edges: Sequence[Numbers], inter_edges: Numbers) -> Self:
@@ -227,24 +212,17 @@ def _each(own: Tensor, n: int) -> Tensor:
 
 @dataclass(eq=False)
 class Interval:
-    """What all schedulers did in an interval, and what each saw afterwards.
-
-    Attributes
-    ----------
-    told, inner, inter : arrays
-        As in `reproductions.marl.scheduler.Minds`.
-    seen : list of list of AgentView
-        By scheduler: one for each task, and the last one of after them.
-    action, job : list of list of int
-        By scheduler, for each task.
-    """
+    """What all schedulers did in an interval, and what each saw afterwards."""
 
     told: Numbers
     inner: Sequence[Numbers]
     inter: Numbers
+    """`told`, `inner` and `inter`: as in `reproductions.marl.scheduler.Minds`."""
     seen: list[list[AgentView]]
+    """By scheduler: one for each task, and the last one of after them."""
     action: list[list[int]]
     job: list[list[int]]
+    """`action` and `job`: by scheduler, for each task."""
 
     @classmethod
     def of(cls, n_agents: int, *, told: Numbers, inner: Sequence[Numbers], inter: Numbers) -> Interval:

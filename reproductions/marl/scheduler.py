@@ -34,24 +34,16 @@ FILES: Final = WeightsFiles(
 
 @dataclass(frozen=True, eq=False)
 class MarlWeights:
-    """Trained networks of the published form.
-
-    Attributes
-    ----------
-    nets : tuple of mapping
-        Tensors by name (`reproductions.marl.policy.shapes`): one that all schedulers share, or one each.
-    form : Form
-        What they see and may do.
-    slot_s : float
-        Seconds of a scheduling interval in their training.
-    source : str
-        How they were made.
-    """
+    """Trained networks of the published form."""
 
     nets: tuple[Params, ...]
+    """Tensors by name (`reproductions.marl.policy.shapes`): one that all schedulers share, or one each."""
     form: Form
+    """What they see and may do."""
     slot_s: float
+    """Seconds of a scheduling interval in their training."""
     source: str
+    """How they were made."""
 
     def net(self, agent: int) -> Params:
         """Return the network of a scheduler."""

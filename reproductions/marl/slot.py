@@ -27,30 +27,20 @@ TOLD = [CPUS, GPUS]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AgentView:
-    """What an agent sees when it is asked about a task.
-
-    Attributes
-    ----------
-    agent : int
-        The jobs.
-    nodes : array
-        (P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there.
-    models : array
-        (J, M) X: one-hot models of jobs.
-    demands : array
-        (J, 2 R + 2) D: number of workers, demand of one; number of PSs, demand of one.
-    task : array
-        (M + R + 2,) C: 1 for a PS, one-hot model, how many of them the job has, demand of one. 0: no task.
-    mask : array of bool
-        (P + N,) what may be done: places, then schedulers to forward to.
-    """
+    """What an agent sees when it is asked about a task."""
 
     agent: int
+    """The jobs."""
     nodes: Numbers
+    """(P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there."""
     models: Numbers
+    """(J, M) X: one-hot models of jobs."""
     demands: Numbers
+    """(J, 2 R + 2) D: number of workers, demand of one; number of PSs, demand of one."""
     task: Numbers
+    """(M + R + 2,) C: 1 for a PS, one-hot model, how many of them the job has, demand of one. 0: no task."""
     mask: Bools
+    """(P + N,) what may be done: places, then schedulers to forward to."""
 
 
 class Declared:

@@ -40,28 +40,19 @@ class Play(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What came of a play.
-
-    Attributes
-    ----------
-    rec : Rec
-        Its decisions and samples, as many as there were.
-    home, blame : array
-        (N,) pods where jobs arrived, and what each cost in slots (`blame_of`).
-    mean_jct : float
-        In slots.
-    slots : int
-        Until the last job was done.
-    cpu_s : float
-        Processor time that it took, in seconds.
-    """
+    """What came of a play."""
 
     rec: Rec
+    """Its decisions and samples, as many as there were."""
     home: Ints
     blame: Floats
+    """`home` and `blame`: (N,) pods where jobs arrived, and what each cost in slots (`blame_of`)."""
     mean_jct: float
+    """In slots."""
     slots: int
+    """Until the last job was done."""
     cpu_s: float
+    """Processor time that it took, in seconds."""
 
 
 class Submits(Protocol):

@@ -26,14 +26,10 @@ class Familiar:
     v = 2 b^2 + e^2 / n, and e^2 is the variance of observations of one gang: a speed that varies from slot to slot is
     no sign of a rugged table. The policy with the smallest mean over gangs decides, the first one until something is
     observed.
-
-    Attributes
-    ----------
-    policies : sequence of Weights
-        Those with `speeds`, if there are several.
     """
 
     policies: Sequence[Weights]
+    """Those with `speeds`, if there are several."""
     _observed: dict[Gang, tuple[int, float, float]] = field(default_factory=dict, init=False, repr=False)
     _best: int = field(default=0, init=False, repr=False)
 

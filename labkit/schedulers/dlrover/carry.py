@@ -37,16 +37,12 @@ class CarriedRoom:
         What is known now; it stays as it is.
     running : Running
         Tasks of the jobs that may be changed, as `snapshot.running` has them.
-
-    Attributes
-    ----------
-    trial : Trial
-        What is free; its own tasks stay as they are.
     """
 
     snapshot: Snapshot
     running: Running
     trial: Trial = field(init=False)
+    """What is free; its own tasks stay as they are."""
     _at: dict[int, int] = field(init=False)
     _given: dict[int, Rows] = field(default_factory=dict, init=False)
     _others: list[Placement] = field(default_factory=list, init=False)

@@ -23,25 +23,17 @@ _REST: Final = np.geomspace(0.05, 1.0, 120)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of one configuration.
-
-    Attributes
-    ----------
-    plan : Plan
-        The configuration.
-    speed : float
-        Steps per second.
-    worker_cores, ps_cores : float
-        Cores in use of all workers and of all servers; NaN: not known.
-    hottest_load : float
-        Part of the updates that the hottest server has; NaN: not known.
-    """
+    """What was measured of one configuration."""
 
     plan: Plan
+    """The configuration."""
     speed: float
+    """Steps per second."""
     worker_cores: float
     ps_cores: float
+    """`worker_cores` and `ps_cores`: cores in use of all workers and of all servers; NaN: not known."""
     hottest_load: float = float("nan")
+    """Part of the updates that the hottest server has; NaN: not known."""
 
     @property
     def usable(self) -> bool:

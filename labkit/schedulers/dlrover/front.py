@@ -59,20 +59,14 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Front:
-    """Plans of a job that are faster than all with no more cores, in columns (F,), by cores in all.
-
-    Attributes
-    ----------
-    cores, speed : array
-        Cores in all, and the steps/s that are believed.
-    worker, server : array
-        The plans: rows of the tables.
-    """
+    """Plans of a job that are faster than all with no more cores, in columns (F,), by cores in all."""
 
     cores: Floats
     speed: Floats
+    """`cores` and `speed`: cores in all, and the steps/s that are believed."""
     worker: Ints
     server: Ints
+    """`worker` and `server`: the plans: rows of the tables."""
     tables: Tables
 
     def plan(self, i: int) -> Plan:

@@ -35,25 +35,18 @@ class SpeedOfGangs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many workers and servers, and with how many cores each.
-
-    Attributes
-    ----------
-    extra : tuple of (int, float)
-        Servers that have other cores than the rest: (task, cores), by task.
-    ps_memory_gb : float
-        GB of each server; 0: as declared.
-    beyond : int
-        How many of the workers are beyond the job's quota of cores: the first ones that others get.
-    """
+    """How many workers and servers, and with how many cores each."""
 
     n_workers: int
     worker_cores: float
     n_ps: int
     ps_cores: float
     extra: tuple[tuple[int, float], ...] = ()
+    """Servers that have other cores than the rest: (task, cores), by task."""
     ps_memory_gb: float = 0.0
+    """GB of each server; 0: as declared."""
     beyond: int = 0
+    """How many of the workers are beyond the job's quota of cores: the first ones that others get."""
 
     @property
     def cores(self) -> float:

@@ -28,21 +28,14 @@ MEMORY: Final = 20
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Estimate:
-    """What is believed of pairs before they run.
-
-    Attributes
-    ----------
-    shared : array
-        (K, K, T) steps/s of the first kind beside the second one, NaN where they cannot be paired at all.
-    nearest : array
-        (K,) the reference that each kind is taken for; -1: it cannot be paired with any.
-    measured : array of bool
-        (K, K, T) pairs that were profiled.
-    """
+    """What is believed of pairs before they run."""
 
     shared: Floats
+    """(K, K, T) steps/s of the first kind beside the second one, NaN where they cannot be paired at all."""
     nearest: Ints
+    """(K,) the reference that each kind is taken for; -1: it cannot be paired with any."""
     measured: Bools
+    """(K, K, T) pairs that were profiled."""
 
 
 def refuse_options(fraction: float | None, n_references: int | None, *, space_sharing: bool) -> None:

@@ -28,23 +28,17 @@ NO_LOAD: Final = 1e-9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InterferenceProfile:
-    """Measured slowdowns, one per row; `Profile.of` makes one from a table.
-
-    Attributes
-    ----------
-    cpu_cores, pcie_gbps : array
-        (n,) U and P: what the job uses when it runs alone.
-    co_cpu_cores, co_pcie_gbps : array
-        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.use.co_load` counts it.
-    slowdown : array
-        (n,) D: shared / alone seconds per step.
-    """
+    """Measured slowdowns, one per row; `Profile.of` makes one from a table."""
 
     cpu_cores: Floats
     pcie_gbps: Floats
+    """`cpu_cores` and `pcie_gbps`: (n,) U and P: what the job uses when it runs alone."""
     co_cpu_cores: Floats
     co_pcie_gbps: Floats
+    """`co_cpu_cores` and `co_pcie_gbps`: (n,) U_C and P_C: what those beside it use, as
+    `labkit.speed.interference.use.co_load` counts it."""
     slowdown: Floats
+    """(n,) D: shared / alone seconds per step."""
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> Self:

@@ -300,18 +300,12 @@ Record = tuple[int, list[str]]
 
 
 class LineRepair(NamedTuple):
-    """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
-
-    Attributes
-    ----------
-    begins : callable
-        Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
-    whole : callable
-        The cells of a row that has too many, or None.
-    """
+    """How lines with a wrong number of cells become rows: functions of cells and the names of columns."""
 
     begins: Callable[[Sequence[str], Sequence[str]], bool]
+    """Whether a row begins with these cells; otherwise they go on where a newline cut the row before."""
     whole: Callable[[list[str], Sequence[str]], list[str] | None]
+    """The cells of a row that has too many, or None."""
 
 
 NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
