@@ -16,12 +16,7 @@ def read_switch(text: str, defaults: DataclassInstance, *, what: str) -> tuple[s
 
     Raise InputError if there is no such switch, or its value cannot be.
 
-    Parameters
-    ----------
-    defaults : dataclass
-        All switches, whose values tell their types.
-    what : str
-        What it is a switch of, for the error.
+    `defaults`: all switches, whose values tell their types; `what`: what it is a switch of, for the error.
     """
     known = asdict(defaults)
     name, equals, value = text.partition("=")

@@ -74,12 +74,8 @@ def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
 def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
     """Raise if a part of a simulation is of another kind than it should be, or a seed is no whole number >= 0.
 
-    Parameters
-    ----------
-    given : mapping
-        Name of a part -> what was given, None where it was left out.
-    kinds : mapping
-        Name of a part -> the type that it must have, and how to make one.
+    `given`: name of a part -> what was given, None where it was left out; `kinds`: name of a part -> the type that it
+    must have, and how to make one.
     """
     for name, (kind, example) in kinds.items():
         if given[name] is not None and not isinstance(given[name], kind):

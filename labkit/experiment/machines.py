@@ -22,10 +22,7 @@ class OnMachines:
 
     The run has a folder of its own, as that of `deploy`: where the notebook dies, `attach` goes on with it.
 
-    Parameters
-    ----------
-    opener : Preflight
-        What begins then.
+    `opener`: what begins then.
 
     Attributes
     ----------

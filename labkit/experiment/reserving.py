@@ -266,12 +266,7 @@ class ReservationControl:
 def without(placement: Placement, jobs: Ints, *, reason: str, named: Bools | None = None) -> Placement:
     """Return a placement in which some jobs, and those that would share their GPUs, get nothing.
 
-    Parameters
-    ----------
-    reason : str
-        Why, of each of these jobs; "": none is told.
-    named : array of bool, optional
-        Which of `set_jobs` it is silent about from now on.
+    `reason`: why, of each of these jobs; "": none is told; `named`: which of `set_jobs` it is silent about from now on.
     """
     if len(placement.partner):
         mates = placement.partner[np.isin(placement.set_jobs, jobs)]

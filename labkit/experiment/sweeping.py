@@ -294,12 +294,7 @@ def compare_on_seeds(
     Raise InputError as `labkit.sweep`: the seeds of a trace from a file change nothing, say; SweepError if every run
     failed; the message is that of the first.
 
-    Parameters
-    ----------
-    runs : Path, optional
-        Where to keep all runs, each in a folder of its own.
-    records : bool
-        Return the runs of the first seed.
+    `runs`: where to keep all runs, each in a folder of its own; `records`: return the runs of the first seed.
     """
     fields = {name: value for name, value in scenario.plain().items() if name not in ORDER}
     if (own := fields.pop("own", [])) or isinstance(scenario.cluster, Cluster):

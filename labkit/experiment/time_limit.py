@@ -23,12 +23,7 @@ class TimeLimitError(EndedError):
 class TimeLimited:
     """A live backend that ends the run at a time limit.
 
-    Parameters
-    ----------
-    backend : Backend
-        Where jobs run; one that is live comes back at least each second.
-    limit_s : float
-        Seconds of the run's clock.
+    `backend`: where jobs run; one that is live comes back at least each second; `limit_s`: seconds of the run's clock.
     """
 
     def __init__(self, backend: Backend, *, limit_s: float) -> None:

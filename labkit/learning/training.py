@@ -483,10 +483,7 @@ def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alon
 
     Raise InputError, which names the job, or the speeds.
 
-    Parameters
-    ----------
-    counts_alone : bool
-        The teacher compares gangs by speeds that depend on numbers of tasks alone.
+    `counts_alone`: the teacher compares gangs by speeds that depend on numbers of tasks alone.
     """
     rng = np.random.default_rng(0)
     for _ in range(n):

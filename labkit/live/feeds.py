@@ -59,12 +59,7 @@ class Ghost:
 class Feed:
     """What one view is told of one run.
 
-    Parameters
-    ----------
-    run : WatchedSource
-        It is read with its model's lock held.
-    ghosts : sequence of Ghost
-        Earlier runs, for views that show them.
+    `run`: it is read with its model's lock held; `ghosts`: earlier runs, for views that show them.
     """
 
     scripts: ClassVar[tuple[str, ...]]

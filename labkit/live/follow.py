@@ -50,12 +50,7 @@ class FollowedRun:
 
     Raise InputError if a file of the run is missing or damaged.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    clock : callable
-        Seconds on the wall, to tell how long nothing has been heard.
+    `folder`: of the run; `clock`: seconds on the wall, to tell how long nothing has been heard.
 
     Attributes
     ----------

@@ -92,12 +92,7 @@ def _rows(view: str, message: FeedMessage) -> str:
 class RunPage:
     """A server of the page of one run, on loopback; `serve` until the run and its readers are done, or Ctrl-C.
 
-    Parameters
-    ----------
-    run : FollowedRun
-        It is brought up to date by `serve`.
-    port : int
-        0: any that is free.
+    `run`: it is brought up to date by `serve`; `port`: 0: any that is free.
 
     Attributes
     ----------

@@ -23,10 +23,7 @@ def draw(records: Sequence[RunRecord], *, kind: str, base: str | None = None) ->
 
     Raise InputError if there is no such kind, there are no runs, these do not have what it shows, or no such scheduler.
 
-    Parameters
-    ----------
-    base : str, optional
-        The scheduler that others are compared with in a figure of seeds; by default the first one.
+    `base`: the scheduler that others are compared with in a figure of seeds; by default the first one.
     """
     if kind not in KINDS:
         raise unknown("kind of figure", kind, KINDS)

@@ -47,10 +47,7 @@ class TopologyLayout:
 def topology_layout(cluster: Cluster) -> TopologyLayout:
     """Return where to draw what: every node of a small cluster; pods and some switches between them of a large one.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Any cluster; without a network its machines stand in a grid.
+    `cluster`: any cluster; without a network its machines stand in a grid.
 
     Returns
     -------

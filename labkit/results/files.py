@@ -235,10 +235,7 @@ class RunLock:
     process that holds it is written inside, for people. Raise InputError if another process, or another part of this
     one, writes the run: which, and how to watch it.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
+    `folder`: of the run.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -226,12 +226,7 @@ class RunWriter:
 class RunTail:
     """What comes new in a run's folder, also while its writer joins files.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    jobs, cluster : Jobs, Cluster
-        Those that its events may name.
+    `folder`: of the run; `jobs`, `cluster`: those that its events may name.
     """
 
     def __init__(self, folder: Path, *, jobs: Jobs, cluster: Cluster) -> None:

@@ -58,10 +58,7 @@ class SweepFolder:
         Raise InputError if another process has the folder, or it holds a sweep whose cells are not all in this one, or
         files that are no sweep's.
 
-        Parameters
-        ----------
-        plan : mapping
-            `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
+        `plan`: `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
         """
         folder = Path(path)
         _refuse_others(folder)

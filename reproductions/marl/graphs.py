@@ -81,12 +81,8 @@ class Graph:
     def features(self, link_load: Floats, bus_load: Floats) -> Numbers:
         """Return bandwidth, load and tier of each edge, (E, 3), each about 0 to 1.
 
-        Parameters
-        ----------
-        link_load : array
-            (L,) part of its bandwidth that each link of the network carries.
-        bus_load : array
-            (G,) the same of the PCIe bus of each device group.
+        `link_load`: (L,) part of its bandwidth that each link of the network carries; `bus_load`: (G,) the same of the
+        PCIe bus of each device group.
         """
         load = np.zeros(self.n_edges)
         if len(self.edge):

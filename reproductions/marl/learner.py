@@ -142,12 +142,8 @@ class Net(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return scores (B, P + N), those of what is not allowed very low, and values (B,).
 
-        Parameters
-        ----------
-        batch : GraphBatch
-            What was seen.
-        inner, inter : Wires
-            Of the inner graphs of `n_nodes` nodes, and of the graph among schedulers of `n_inter` nodes.
+        `batch`: what was seen; `inner`, `inter`: of the inner graphs of `n_nodes` nodes, and of the graph among
+        schedulers of `n_inter` nodes.
         """
         form = self.form
         mine, places = self.encode(batch, inner, n_nodes)

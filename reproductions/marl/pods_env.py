@@ -21,10 +21,7 @@ class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
     due is 0. Numbers are scaled by log(1 + x). The reward of an agent is the progress of the jobs that arrived in its
     pod, wherever they run: over an episode it gets as many as there are such jobs.
 
-    Parameters
-    ----------
-    env : PlacementEnv
-        What is played.
+    `env`: what is played.
     """
 
     metadata: ClassVar[dict[str, Any]] = {

@@ -124,12 +124,7 @@ def adjust(
 ) -> tuple[Watch, Action | None]:  # fmt: skip
     """Return what is remembered after a measurement, and what to do; None: nothing, or not yet.
 
-    Parameters
-    ----------
-    predicted : callable
-        See `Predicted`.
-    free : bool
-        Whether the job may be changed now; where it may not, signs are only counted.
+    `predicted`: see `Predicted`; `free`: whether the job may be changed now; where it may not, signs are only counted.
     """
     measured, report = report.worker, _with_former_worker(report, watch.worker)
     seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, predicted)]

@@ -31,12 +31,8 @@ _PS: Final = int(Role.PS)
 class CarriedRoom:
     """The jobs that are given other tasks while a decision is built; what is free, repairs and reasons are a trial's.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        What is known now; it stays as it is.
-    running : Running
-        Tasks of the jobs that may be changed, as `snapshot.running` has them.
+    `snapshot`: what is known now; it stays as it is; `running`: tasks of the jobs that may be changed, as
+    `snapshot.running` has them.
     """
 
     snapshot: Snapshot

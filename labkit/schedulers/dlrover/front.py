@@ -94,13 +94,8 @@ class Front:
 def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     """Return the front of each job.
 
-    Parameters
-    ----------
-    works : array
-        (J, 4) core-seconds of computing and of an update, seconds of the rest, and the updates of the hottest server
-        against the mean, as `labkit.speed.bottleneck.Work` has them.
-    limits : sequence of PlanLimits
-        Of each job.
+    `works`: (J, 4) core-seconds of computing and of an update, seconds of the rest, and the updates of the hottest
+    server against the mean, as `labkit.speed.bottleneck.Work` has them; `limits`: of each job.
     """
     told: list[Front | None] = [None] * len(limits)
     alike: dict[PlanLimits, list[int]] = {}

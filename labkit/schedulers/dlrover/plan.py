@@ -102,12 +102,8 @@ def grid(
 
     Raise InputError if the budget does not hold a worker and a server.
 
-    Parameters
-    ----------
-    worker_cores, ps_cores : tuple of int
-        What a worker and a server may be given, in units.
-    unit : float
-        Cores that count as one: 0.1 for a grid in tenths of a core.
+    `worker_cores`, `ps_cores`: what a worker and a server may be given, in units; `unit`: cores that count as one: 0.1
+    for a grid in tenths of a core.
 
     Examples
     --------

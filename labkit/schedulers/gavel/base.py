@@ -115,12 +115,8 @@ def _widened(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
 def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
     """Return the problem with a single speed of each job, wherever it runs.
 
-    Parameters
-    ----------
-    problem : Problem
-        The real one.
-    reference : int or None
-        The column whose speeds are known; None, or a job that cannot run there: its fastest.
+    `problem`: the real one; `reference`: the column whose speeds are known; None, or a job that cannot run there: its
+    fastest.
     """
     speed = one_speed(problem.speed, declared=problem.speed.max(axis=1), reference=reference)
     return replace(problem, speed=speed, sharing=None)

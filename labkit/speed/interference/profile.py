@@ -48,12 +48,9 @@ class InterferenceProfile:
         co-runner has no row of its own, or a job is more than `MOST_SLOWDOWN` times as slow, or twice as fast, as
         alone.
 
-        Parameters
-        ----------
-        table : DataFrame
-            One row per measurement: job, co_runners (names joined by "+", empty when alone), cpu_cores, pcie_gbps,
-            alone_s, shared_s (seconds per step). Columns co_cpu_cores and co_pcie_gbps, where given, are the load of
-            those beside it; else it is the sum over `co_runners`, all in one device group, of what they use themselves.
+        `table`: one row per measurement: job, co_runners (names joined by "+", empty when alone), cpu_cores, pcie_gbps,
+        alone_s, shared_s (seconds per step). Columns co_cpu_cores and co_pcie_gbps, where given, are the load of those
+        beside it; else it is the sum over `co_runners`, all in one device group, of what they use themselves.
         """
         missing = [column for column in COLUMNS if column not in table.columns]
         if missing:

@@ -101,12 +101,8 @@ class MeasuredContention:
     def slowdown(self, cores: Floats, others: Floats, models: Sequence[str]) -> Floats:
         """Return the factor >= 1 of the updates of jobs, (J,).
 
-        Parameters
-        ----------
-        cores, others : array
-            (J, K) cores that each wants in each pool, and that all others want there.
-        models : sequence of str
-            (J,) models of the jobs.
+        `cores`, `others`: (J, K) cores that each wants in each pool, and that all others want there; `models`: (J,)
+        models of the jobs.
         """
         factors = [self.by_model.get(model, self.contention).at(row) for model, row in zip(models, others, strict=True)]
         slowest: Floats = np.where(cores > 0, np.reshape(factors, cores.shape), 1.0).max(axis=1)

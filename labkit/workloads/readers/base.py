@@ -181,10 +181,7 @@ class TraceTable:
     def give_up_rows(self, ledger: TraceLedger) -> Bools:
         """Leave out the rows that have a fault, and return which ones, (N,); where half of the rows have one, raise.
 
-        Parameters
-        ----------
-        ledger : TraceLedger
-            Counts them, with the first fault in words.
+        `ledger`: counts them, with the first fault in words.
         """
         bad = np.zeros(len(self), np.bool_)
         bad[[row for row, _ in self._faults]] = True
