@@ -21,7 +21,7 @@ from labkit.core.weights import WeightsFiles, fault_of, other_names
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import add_to, fill_rows, fill_with
 from labkit.placers.base import of_one_type, place_or_pack
-from reproductions.deepsys.placer import MODELS, model_kind
+from reproductions.deepsys.placer import MODELS, machines_of, model_kind
 
 OF_MACHINE: Final = (
     "free_gpus", "free_cores", "gpus", "cores", "own_workers", "own_ps", "holds_rest", "tasks", "length", "empty",
@@ -370,7 +370,7 @@ class Attention:
 def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> tuple[Bools, list[Ints]]:
     """Return which gangs found room, and the rows of the placement: job, role, group, count."""
     cluster, table = snapshot.cluster, snapshot.table
-    trial, machines = Trial(snapshot, without=gangs.named), _machines(snapshot)
+    trial, machines = Trial(snapshot, without=gangs.named), machines_of(snapshot)
     stand, length, about = _stand(snapshot, trial), length_of(table), about_of(table)[gangs.job]
     up = snapshot.up[cluster.group_machine]
     placed = np.zeros(len(gangs), np.bool_)
@@ -402,9 +402,3 @@ def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
         np.bincount(of, there.count, n).astype(np.float64),
         np.bincount(of, there.count * length, n).astype(np.float64),
     )  # fmt: skip
-
-
-def _machines(snapshot: Snapshot) -> Ints:
-    """Return the machines that the snapshot shows, with something to offer."""
-    shown = np.unique(snapshot.cluster.group_machine[snapshot.offered.any(axis=1)])
-    return shown.astype(np.int32)
