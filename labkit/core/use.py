@@ -22,23 +22,16 @@ _GONE: Final = tuple(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TaskMeasures:
-    """What was measured last of single tasks, T of them, in order of job, role and task.
-
-    Attributes
-    ----------
-    job, role, task : array
-        (T,) which task: its number within job and role, in the order of the job's rows.
-    at_s : array
-        (T,) when the newest of its measurements was made.
-    values : array
-        (T, quantities) by `Quantity`; NaN: not known.
-    """
+    """What was measured last of single tasks, T of them, in order of job, role and task."""
 
     job: Ints
     role: NDArray[np.int8]
     task: Ints
+    """`job`, `role` and `task`: (T,) which task: its number within job and role, in the order of the job's rows."""
     at_s: Floats
+    """(T,) when the newest of its measurements was made."""
     values: Floats
+    """(T, quantities) by `Quantity`; NaN: not known."""
 
     def __len__(self) -> int:
         return len(self.job)
@@ -47,10 +40,7 @@ class TaskMeasures:
 class Use:
     """The newest measurements of N jobs, by role: NaN where there was none.
 
-    Parameters
-    ----------
-    n : int
-        N, jobs of the run.
+    `n`: N, jobs of the run.
 
     Attributes
     ----------

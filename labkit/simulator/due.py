@@ -25,6 +25,9 @@ _VARIATION, _LOSSES, _MEASURING = range(3)
 class DueDisturbances:
     """What happens to jobs by itself, and when the next of it is due.
 
+    Raise InputError if the losses are for another number of jobs, a number is out of range, or the speed model cannot
+    show troubles or growing memory.
+
     Parameters
     ----------
     truth : SimulatedTruth
@@ -40,12 +43,6 @@ class DueDisturbances:
         Whether anything will ever be due.
     failures : MachineFailures or None
         Machines that fail and return.
-
-    Raises
-    ------
-    InputError
-        If the losses are for another number of jobs, a number is out of range, or the speed model cannot show troubles
-        or growing memory.
     """
 
     def __init__(
@@ -240,10 +237,7 @@ class MachineFailures:
     def happen(self) -> Events:
         """Let the machine that is due next fail or return; return the events.
 
-        Raises
-        ------
-        StalledError
-            If so many machines have failed without a job that completed that the run would not end.
+        Raise StalledError if so many machines have failed without a job that completed that the run would not end.
         """
         truth, machine = self._truth, int(self.next_s.argmin())
         groups = truth.cluster.group_machine == machine

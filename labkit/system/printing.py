@@ -52,10 +52,7 @@ def _written(letter: str) -> str:
 class GuardedStream:
     """A stream that writes out what a terminal would obey; lines and tabs stay.
 
-    Parameters
-    ----------
-    stream : text file
-        Where the text goes.
+    `stream`: where the text goes.
 
     Attributes
     ----------
@@ -111,12 +108,7 @@ def guard() -> None:
 def terminal(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Return rich's console for tables; brackets and colons of a text are no markup.
 
-    Parameters
-    ----------
-    file : text file, optional
-        stdout by default.
-    width : int, optional
-        Characters of a line; by default those of the terminal.
+    `file`: stdout by default; `width`: characters of a line; by default those of the terminal.
     """
     return _console_class()(file=own(file or sys.stdout), width=width, markup=False, emoji=False, highlight=False)
 

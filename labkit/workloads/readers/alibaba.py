@@ -41,8 +41,12 @@ def read_alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> J
     `path` is the job table or the folder of both. Instances of tasks named "ps..." are parameter servers, all others
     workers; each role takes the mean of what its instances asked for (fractions of GPUs included). A job's duration is
     from the start of its first task to the end of its last; its steps are its seconds. The GPU type is that which its
-    tasks were given (`measured_on`). What was left out stands in `Jobs.notes`. Raise TraceError with every fault of
-    either table, with line and column.
+    tasks were given (`measured_on`). What was left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault of either table, with line and column.
     """
     return alibaba_2020(path, tasks=tasks).jobs
 
@@ -201,7 +205,12 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     A pod of one GPU may take a fraction of it (`gpu_milli`). A pod of several GPUs becomes as many workers, its cores
     and memory shared among them; a pod without GPUs is one worker. The model is the GPU type that was asked for, or
     "any"; classes of service are the users. What GPU type they demand, or which ones they accept ("A|B"), is their
-    `device_type`. What was left out stands in `Jobs.notes`. Raise TraceError with every fault, with line and column.
+    `device_type`. What was left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
     """
     return alibaba_2023(path).jobs
 

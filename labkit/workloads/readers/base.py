@@ -181,7 +181,10 @@ class TraceTable:
     def give_up_rows(self, ledger: TraceLedger) -> Bools:
         """Leave out the rows that have a fault, and return which ones, (N,); where half of the rows have one, raise.
 
-        `ledger`: counts them, with the first fault in words.
+        Parameters
+        ----------
+        ledger : TraceLedger
+            Counts them, with the first fault in words.
         """
         bad = np.zeros(len(self), np.bool_)
         bad[[row for row, _ in self._faults]] = True
@@ -196,7 +199,10 @@ class TraceTable:
     def check(self) -> None:
         """Raise every fault noted so far.
 
-        Raise TraceError: one message with all faults (the first 20 in full), in order of lines.
+        Raises
+        ------
+        TraceError
+            One message with all faults (the first 20 in full), in order of lines.
         """
         if self._faults:
             raise TraceError(told(str(self.path), [text for _, text in sorted(self._faults, key=lambda f: f[0])]))
@@ -297,12 +303,18 @@ Record = tuple[int, list[str]]
 
 
 class LineRepair(NamedTuple):
-    """How lines with a wrong number of cells become rows: functions of cells and the names of columns."""
+    """How lines with a wrong number of cells become rows: functions of cells and the names of columns.
+
+    Attributes
+    ----------
+    begins : callable
+        Whether a row begins with these cells; otherwise they go on where a newline cut the row before.
+    whole : callable
+        The cells of a row that has too many, or None.
+    """
 
     begins: Callable[[Sequence[str], Sequence[str]], bool]
-    """Whether a row begins with these cells; otherwise they go on where a newline cut the row before."""
     whole: Callable[[list[str], Sequence[str]], list[str] | None]
-    """The cells of a row that has too many, or None."""
 
 
 NO_REPAIR: Final = LineRepair(lambda *_: True, lambda *_: None)
@@ -515,8 +527,10 @@ def per_gpu(
 def bytes_of(path: Path, *, expected: str) -> bytes:
     """Return the contents of a file, unpacked where it is gzipped.
 
-    Raise TraceError if it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip
-    file.
+    Raises
+    ------
+    TraceError
+        If it is not there, is no plain file, cannot be read, is empty or too large, or is a truncated gzip file.
     """
     refuse_unreadable(path, expected=expected, error=TraceError)
     try:
@@ -541,7 +555,10 @@ _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
     """Return the text of an export, and what is to be known of its encoding; "" where it is UTF-8.
 
-    Raise TraceError as `text_of`, but for text in UTF-16 and in Windows' code page 1252.
+    Raises
+    ------
+    TraceError
+        As `text_of`, but for text in UTF-16 and in Windows' code page 1252.
     """
     raw = bytes_of(path, expected=expected)
     if raw[:2] in _UTF_16:
@@ -557,7 +574,10 @@ def any_text_of(path: Path, *, expected: str) -> tuple[str, str]:
 def text_of(path: Path, *, expected: str) -> str:
     """Return the text of a file.
 
-    Raise TraceError as `bytes_of`, or if it is not text in UTF-8.
+    Raises
+    ------
+    TraceError
+        As `bytes_of`, or if it is not text in UTF-8.
     """
     return _decoded(path, bytes_of(path, expected=expected), expected=expected)
 
@@ -601,8 +621,6 @@ def json_of(path: Path, text: str, *, expected: str, remedy: str = "") -> Any:
 def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "") -> list[Any]:
     """Return the list under a key of a JSON object, or of several objects one after the other.
 
-    Raise TraceError if it is no JSON, or there is no such list.
-
     Parameters
     ----------
     path : Path
@@ -615,6 +633,11 @@ def entries_of(path: Path, text: str, *, key: str, expected: str, alone: str = "
         What the file should be, for messages.
     alone : str
         An object with this key instead is an entry itself.
+
+    Raises
+    ------
+    TraceError
+        If it is no JSON, or there is no such list.
     """
     entries: list[Any] = []
     for content in _objects(path, text, expected=expected):

@@ -43,7 +43,13 @@ _HEADERLESS: Final = {
 
 
 def guesses(path: Path, *, formats: Sequence[str]) -> list[Guess]:
-    """Return what a file may be, the likeliest first; TraceError if it cannot be read, or is binary and no Parquet."""
+    """Return what a file may be, the likeliest first.
+
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or is binary and no Parquet.
+    """
     if path.is_dir():
         return [_of_folder(path)]
     if sidecar(path).exists():

@@ -31,8 +31,12 @@ def read_kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     Pods of one job are told by its labels (Kueue, Volcano, JobSet, Kubeflow, Ray, Job) or their controller, and by the
     uid of that controller. A job is a rigid gang of one worker per GPU, as many as ran at the same time at most, for as
     long as gives the GPU-hours of all its pods; its steps are its seconds. Queues, or else namespaces, are the users.
-    What was guessed, merged or left out stands in `Jobs.notes`. Raise TraceError with every fault, with the place of
-    the pod in the list, its name and the key.
+    What was guessed, merged or left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with the place of the pod in the list, its name and the key.
     """
     return kubernetes(path, cpu_jobs=cpu_jobs).jobs
 
@@ -329,13 +333,37 @@ _MOST_CORES: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as it ran."""
+    """A pod as it ran.
+
+    Attributes
+    ----------
+    name, job : str
+        Its name, and that of its job, both with the namespace.
+    owner : str
+        Kind of its controller; "" without one.
+    created_s, start_s, end_s, seen_s : float
+        Seconds since 1970, None where not known; `seen_s` is the last moment that the pod tells.
+    under_way : bool
+        It has not ended.
+    gpus, cpus, memory_gb : float
+        What it asked for; NaN cores: nothing was said.
+    guessed : bool
+        Its GPUs are slices.
+    uid, identity : str
+        Its own uid, and that of the object whose name is the job's; "" where they are not told.
+    index : str
+        Which completion of a Job it is; "" without one.
+    plain_job, succeeded : bool
+        It belongs to a Job and to nothing wider; it ended well.
+    devices : tuple of str
+        Resources that look like devices and are not known as GPUs.
+    node : str
+        The machine that it was bound to.
+    """
 
     name: str
     job: str
-    """`name` and `job`: its name, and that of its job, both with the namespace."""
     owner: str
-    """Kind of its controller; "" without one."""
     user: str
     model: str
     device_type: str
@@ -345,28 +373,18 @@ class Pod:
     start_s: float | None
     end_s: float | None
     seen_s: float
-    """`created_s`, `start_s`, `end_s` and `seen_s`: seconds since 1970, None where not known; `seen_s` is the last
-    moment that the pod tells."""
     under_way: bool
-    """It has not ended."""
     gpus: float
     cpus: float
     memory_gb: float
-    """`gpus`, `cpus` and `memory_gb`: what it asked for; NaN cores: nothing was said."""
     guessed: bool
-    """Its GPUs are slices."""
     uid: str = ""
     identity: str = ""
-    """`uid` and `identity`: its own uid, and that of the object whose name is the job's; "" where they are not told."""
     index: str = ""
-    """Which completion of a Job it is; "" without one."""
     plain_job: bool = False
     succeeded: bool = False
-    """`plain_job` and `succeeded`: it belongs to a Job and to nothing wider; it ended well."""
     devices: tuple[str, ...] = ()
-    """Resources that look like devices and are not known as GPUs."""
     node: str = ""
-    """The machine that it was bound to."""
 
     @property
     def gpu_hours(self) -> float:

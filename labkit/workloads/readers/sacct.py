@@ -48,8 +48,12 @@ def read_sacct(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     """Return the GPU jobs of a Slurm export that ran; `cpu_jobs` adds those without GPUs.
 
     A job is a rigid gang of one worker per GPU, its cores and memory shared among them; its steps are its seconds; its
-    name is its model, its submitter its user. What was guessed, merged or left out stands in `Jobs.notes`. Raise
-    TraceError with every fault, with line and column.
+    name is its model, its submitter its user. What was guessed, merged or left out stands in `Jobs.notes`.
+
+    Raises
+    ------
+    TraceError
+        Every fault, with line and column.
     """
     return sacct(path, cpu_jobs=cpu_jobs).jobs
 

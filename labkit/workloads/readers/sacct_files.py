@@ -80,7 +80,10 @@ def lacks_header(line: str) -> bool:
 def sacct_table(path: Path) -> TraceTable:
     """Return the rows of an export.
 
-    Raise TraceError if it cannot be read, or a column is missing without which nothing can be told.
+    Raises
+    ------
+    TraceError
+        If it cannot be read, or a column is missing without which nothing can be told.
     """
     text, doubt = any_text_of(path, expected=EXPECTED)
     first = next((line for _, line in lines_of(text[: 1 << 16])), "")
