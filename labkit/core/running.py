@@ -72,7 +72,7 @@ class Running:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TaskUse:
-    """What one task of each row of `Running` uses, and how fast it is, (P,) each; NaN: not known, or not of its role."""
+    """What one task of each row of `Running` uses, and its speed, (P,) each; NaN: not known, or not of its role."""
 
     cores: Floats
     """Cores in use, mean over time."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -276,6 +277,11 @@ class Learned:
     loss: float
     value_loss: float
     entropy: float
+
+    @classmethod
+    def mean(cls, told: Sequence[Self]) -> Self:
+        """Return the mean of several; 0 of none."""
+        return cls(*(float(np.mean([getattr(one, name) for one in told])) if told else 0.0 for name in cls.__slots__))
 
 
 class Learner:

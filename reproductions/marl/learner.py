@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.learning.training import TrainingDivergedError
+from reproductions.dl2.learner import Learned
 from reproductions.marl.graphs import N_EDGE, N_KINDS, Form, Graph, Graphs, Numbers
 from reproductions.marl.policy import NEVER, SCALE_DEMAND, SCALE_FREE, SCALE_TASKS, Params
 from reproductions.marl.slot import AgentView
@@ -229,15 +230,6 @@ class Interval:
     def n_tasks(self) -> int:
         """Tasks of all schedulers."""
         return sum(map(len, self.action))
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """Losses of actor and critic, and the mean entropy of the policy in nats."""
-
-    loss: float
-    value_loss: float
-    entropy: float
 
 
 class Learner:

@@ -154,8 +154,7 @@ class Trainer(Training):
             episode.skip()
             if episode.over:
                 break
-        means = [float(np.mean([getattr(one, name) for one in told])) if told else 0.0 for name in Learned.__slots__]
-        return episode.mean_jct(), Learned(*means)
+        return episode.mean_jct(), Learned.mean(told)
 
     # --- what is kept
 
