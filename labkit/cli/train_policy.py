@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -213,10 +213,23 @@ def _train_marl(
     held_out: int, updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
     figure: Path | None,
 ) -> None:  # fmt: skip
-    placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": updates, "given": switch}
-    with _placement_trainer(
-        list(map(str, clusters)), list(traces), published=published, dask=dask, **placed
-    ) as trainer:
+    from labkit.experiment.on_dask import connect
+
+    if published and dask is not None:
+        raise InputError(
+            f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
+        )
+    trainer: Trains
+    with connect(dask) as client:
+        if published:
+            trainer = reproduction("marl").published_trainer(
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch
+            )
+        else:
+            trainer = marl_trainer(
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch,
+                client=client,
+            )  # fmt: skip
         whole = course.run(trainer)
     name = _name("marl", course.out, published=published)
     _end(course, trainer, figure=figure, whole=whole, name=name)
@@ -279,22 +292,6 @@ def _judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *,
     table = judge(policy, weights, held_out, n=n)
     tell(table, metric="mean_jct_s", base=policy, as_json=False)
     print(printable(advice(table, name=name, policy=policy)))
-
-
-@contextmanager
-def _placement_trainer(
-    cluster: list[str], trace: list[str], *, published: bool, dask: str | None, **options: Any
-) -> Iterator[Trains]:
-    """Lend the trainer of a placement policy: of ours, or of the networks as published."""
-    if not published:
-        with lent_marl_trainer(cluster, trace, dask=dask, **options) as trainer:
-            yield trainer
-        return
-    if dask is not None:
-        raise InputError(
-            f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
-        )
-    yield reproduction("marl").published_trainer(cluster, trace, **options)
 
 
 def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None) -> None:
@@ -385,17 +382,6 @@ def marl_trainer(
     if not shared:
         values.setdefault("n_agents", setting.n_pods)
     return Trainer(setting, seed=seed, recipe=Recipe(**values), where=client)
-
-
-@contextmanager
-def lent_marl_trainer(
-    clusters: Sequence[str], traces: Sequence[str], *, dask: str | None, **options: Any
-) -> Iterator[Trainer]:
-    """Lend what `marl_trainer` returns, which plays traces on a Dask cluster if one is asked for."""
-    from labkit.experiment.on_dask import connect
-
-    with connect(dask) as client:
-        yield marl_trainer(clusters, traces, client=client, **options)
 
 
 def _shared(given: Sequence[str]) -> tuple[bool, list[str]]:
