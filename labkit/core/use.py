@@ -41,24 +41,17 @@ class Use:
     """The newest measurements of N jobs, by role: NaN where there was none.
 
     `n`: N, jobs of the run.
-
-    Attributes
-    ----------
-    newest : array
-        (N, roles, quantities) values of the rows that tell of all tasks of a role.
-    peak_gb : array
-        (N, roles) largest memory of one task that was ever measured.
-    at_s : array
-        (N,) when the newest measurement was made.
-    n_out_of_memory : array
-        (N, roles) how many tasks ran out of memory so far.
     """
 
     def __init__(self, n: int) -> None:
         self.newest: Floats = np.full((n, ROLES, len(Quantity)), np.nan)
+        """(N, roles, quantities) values of the rows that tell of all tasks of a role."""
         self.peak_gb: Floats = np.full((n, ROLES), np.nan)
+        """(N, roles) largest memory of one task that was ever measured."""
         self.at_s: Floats = np.full(n, np.nan)
+        """(N,) when the newest measurement was made."""
         self.n_out_of_memory: Ints = np.zeros((n, ROLES), np.int32)
+        """(N, roles) how many tasks ran out of memory so far."""
         self._tasks: dict[int, dict[tuple[int, int], Floats]] = {}
         """job -> (role, task) -> when it was measured, and by quantity."""
 

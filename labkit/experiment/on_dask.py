@@ -64,13 +64,7 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
 
 
 class _Tasks:
-    """What the cluster was given, and what waits here.
-
-    Attributes
-    ----------
-    running : dict
-        Future of a task -> its cells.
-    """
+    """What the cluster was given, and what waits here."""
 
     def __init__(self, client: Client, sweep: str, cells: Sequence[Cell], *, keep: bool) -> None:
         self._client, self._sweep, self._keep = client, sweep, keep
@@ -79,6 +73,7 @@ class _Tasks:
         self._lengths = Lengths()
         self._n_threads, self._looked_s = 1, -LOOK_AFTER_S
         self.running: dict[Any, list[Cell]] = {}
+        """Future of a task -> its cells."""
 
     def outcomes(self) -> Iterator[CellOutcome]:
         """Run everything."""

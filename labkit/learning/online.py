@@ -58,13 +58,6 @@ class Learner:
         Draws the decisions.
     rate : float
         Of Adam.
-
-    Attributes
-    ----------
-    net : Net
-        The policy as it is now.
-    n_updates : int
-        So far.
     """
 
     def __init__(self, weights: Weights, *, rng: np.random.Generator, rate: float = 1e-4) -> None:
@@ -72,7 +65,9 @@ class Learner:
         self._policy = policy_of(weights)
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=rate)
         self.net: Net = weights.net
+        """The policy as it is now."""
         self.n_updates = 0
+        """So far."""
         self._pending: list[_Slot] = []
         self._learned: deque[_Slot] = deque(maxlen=MEMORY)
         n_features = n_seen(len(weights.models)) + 1

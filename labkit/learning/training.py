@@ -88,19 +88,13 @@ class Trains(Protocol):
 
 
 class Training(ABC):
-    """A trainer in one process.
-
-    Attributes
-    ----------
-    n_done, slots : int
-        Updates, and slots that it learned from, so far.
-    cpu_s : float
-        Processor time so far, in seconds.
-    """
+    """A trainer in one process."""
 
     n_done: int = 0
     slots: int = 0
+    """`n_done` and `slots`: updates, and slots that it learned from, so far."""
     cpu_s: float = 0.0
+    """Processor time so far, in seconds."""
     _rng: np.random.Generator
 
     @property
@@ -170,21 +164,14 @@ class Schedule(Protocol):
 
 
 class NetworkTraining(Training):
-    """A trainer of one network with one optimizer: first lessons, then rounds.
-
-    Attributes
-    ----------
-    seed : int
-        Of first weights and of all that is drawn.
-    recipe : Schedule
-        How many lessons and rounds there are.
-    policy : Module
-        The network.
-    """
+    """A trainer of one network with one optimizer: first lessons, then rounds."""
 
     seed: int
+    """Of first weights and of all that is drawn."""
     recipe: Schedule
+    """How many lessons and rounds there are."""
     policy: nn.Module
+    """The network."""
     _optimizer: optim.Optimizer
 
     def _begin(self, network: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]) -> None:
@@ -295,15 +282,11 @@ class TrainingLog:
         Of TensorBoard's event files.
     n_done : int
         Updates that were made before.
-
-    Attributes
-    ----------
-    missing : str
-        What cannot be written, and why; empty: nothing.
     """
 
     def __init__(self, table: Path, *, folder: Path | None = None, n_done: int = 0) -> None:
         self.missing = ""
+        """What cannot be written, and why; empty: nothing."""
         kept = [row for row in read(table) if int(row["update"]) <= n_done] if n_done else []
         with table.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)

@@ -72,19 +72,14 @@ class DecisionLog:
         It runs on.
     reasons : sequence of str
         Texts that events name by number; may grow.
-
-    Attributes
-    ----------
-    entries : deque of LoggedDecision
-        The newest last.
-    n : int
-        How many there were.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, reasons: Sequence[str]) -> None:
         self.reasons = reasons
         self.entries: deque[LoggedDecision] = deque(maxlen=MOST)
+        """The newest last."""
         self.n = 0
+        """How many there were."""
         self._jobs, self._cluster = jobs, cluster
 
     def fold(self, rows: Events) -> None:

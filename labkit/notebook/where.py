@@ -28,21 +28,14 @@ N_HOSTS: Final = 3
 
 
 class Where(Protocol):
-    """A place of runs.
-
-    Attributes
-    ----------
-    machines : bool
-        Whether jobs really train.
-    field : str
-        Heading of the form's field that says on what.
-    pause : str
-        What holding a run means.
-    """
+    """A place of runs."""
 
     machines: bool
+    """Whether jobs really train."""
     field: str
+    """Heading of the form's field that says on what."""
     pause: str
+    """What holding a run means."""
 
     def suggestions(self) -> tuple[str, ...]:
         """Return the choices of the field."""

@@ -53,15 +53,11 @@ class GuardedStream:
     """A stream that writes out what a terminal would obey; lines and tabs stay.
 
     `stream`: where the text goes.
-
-    Attributes
-    ----------
-    rich_proxied_file : text file
-        The stream itself: where rich's consoles write, with colours.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
+        """The stream itself: where rich's consoles write, with colours."""
 
     def write(self, text: str) -> int:
         """Write a text; return its length."""

@@ -154,14 +154,7 @@ class Drawn(NamedTuple):
 
 
 class ReplayBuffer:
-    """The latest samples, N at most; all are as likely to be drawn.
-
-    Attributes
-    ----------
-    columns : dict of str to array
-        state, next (N, J, F); mask (N, A); chance (N, A); action (N,); behaviour, reward (N,); over (N,) whether
-        nothing came after the slot.
-    """
+    """The latest samples, N at most; all are as likely to be drawn."""
 
     def __init__(self, n: int, form: Form) -> None:
         of_jobs = n, form.n_jobs, form.n_features
@@ -171,6 +164,8 @@ class ReplayBuffer:
             "action": np.zeros(n, np.int64), "behaviour": np.zeros(n, np.float32), "reward": np.zeros(n, np.float32),
             "over": np.zeros(n, np.bool_),
         }  # fmt: skip
+        """state, next (N, J, F); mask (N, A); chance (N, A); action (N,); behaviour, reward (N,); over (N,) whether
+        nothing came after the slot."""
         self.n, self._at = 0, 0
 
     @property

@@ -233,20 +233,14 @@ class Interval:
 
 
 class Learner:
-    """The networks of all schedulers while they learn; their first weights are drawn from torch's seed.
-
-    Attributes
-    ----------
-    nets : list of Net
-        One that all share, or one of each scheduler.
-    n_updates : int
-        Intervals from which they learned.
-    """
+    """The networks of all schedulers while they learn; their first weights are drawn from torch's seed."""
 
     def __init__(self, switches: Published, form: Form, graphs: Graphs) -> None:
         self.switches, self.form, self.graphs = switches, form, graphs
         self.nets = [Net(form) for _ in range(1 if switches.shared else graphs.n_agents)]
+        """One that all share, or one of each scheduler."""
         self.n_updates = 0
+        """Intervals from which they learned."""
         self._optimizers = [torch.optim.Adam(net.parameters(), lr=switches.rate) for net in self.nets]
         self._inner = [wires_of(graph) for graph in graphs.inner]
         self._inter = wires_of(graphs.inter)

@@ -106,13 +106,6 @@ class Minds:
     """The networks of all schedulers in one decision: what each told the others, and what it makes of a task.
 
     Schedulers exchange their embeddings when a decision begins; until the next one, others are as they were then.
-
-    Attributes
-    ----------
-    told : array
-        (N, D) h0 of each scheduler.
-    inner, inter : arrays
-        Features of the edges of each inner graph, and of the graph among schedulers.
     """
 
     def __init__(self, weights: MarlWeights, slot: PlacementSlot, loads: Loads) -> None:
@@ -120,8 +113,10 @@ class Minds:
         link, bus = loads(slot.snapshot)
         self.inner = [graph.features(link, bus) for graph in self.graphs.inner]
         self.inter: Numbers = self.graphs.inter.features(link, bus)
+        """`inner` and `inter`: features of the edges of each inner graph, and of the graph among schedulers."""
         alone = [self._encoded(slot.look(agent))[0] for agent in range(self.graphs.n_agents)]
         self.told: Numbers = np.stack(alone)
+        """(N, D) h0 of each scheduler."""
 
     def _encoded(self, seen: AgentView) -> tuple[Numbers, Numbers]:
         agent, weights = seen.agent, self.weights

@@ -47,23 +47,17 @@ class Declared:
     """What was declared of the jobs of a run, as rows of X, D and C.
 
     Raise InputError if the network does not know a job's model; it names the first one.
-
-    Attributes
-    ----------
-    models : array
-        (N, M) X.
-    demands : array
-        (N, 2 R + 2) D.
-    tasks : array
-        (N, 2, M + R + 2) C of a worker and of a PS.
     """
 
     def __init__(self, jobs: Jobs, form: Form) -> None:
         self.jobs = jobs
         self.models = one_hot(jobs, form.models)
+        """(N, M) X."""
         worker, ps = jobs.worker_demand[:, TOLD], jobs.ps_demand[:, TOLD]
         self.demands: Numbers = np.column_stack([jobs.n_workers, worker, jobs.n_ps, ps]).astype(np.float32)
+        """(N, 2 R + 2) D."""
         self.tasks = np.zeros((len(jobs), 2, form.n_task), np.float32)
+        """(N, 2, M + R + 2) C of a worker and of a PS."""
         for role, n, demand in ((Role.WORKER, jobs.n_workers, worker), (Role.PS, jobs.n_ps, ps)):
             is_ps = np.full(len(jobs), role == Role.PS)
             self.tasks[:, role] = np.column_stack([is_ps, self.models, n, demand])

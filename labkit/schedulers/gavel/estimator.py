@@ -161,13 +161,6 @@ class Estimator:
         As in `estimate_pairs`.
     patience_s : float
         A job beside another one that stands still for so long cannot share with it (before that, it may be starting).
-
-    Attributes
-    ----------
-    profile : Profile
-        The same with the pairs as they are believed to be.
-    estimate : Estimate
-        What was believed in the beginning.
     """
 
     def __init__(
@@ -180,8 +173,10 @@ class Estimator:
         patience_s: float = 180.0,
     ) -> None:
         self.estimate = estimate_pairs(profile, fraction=fraction, n_references=n_references, rng=rng)
+        """What was believed in the beginning."""
         self._shared = self.estimate.shared.copy()
         self.profile = replace(profile, shared=self._shared)
+        """The same with the pairs as they are believed to be."""
         self._patience_s = patience_s
         self._n_seen = np.zeros(self._shared.shape, np.int32)
         self._beside = np.full(len(profile.kind), -1, np.int32)
