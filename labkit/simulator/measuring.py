@@ -224,7 +224,7 @@ class GrowingMemory:
     that would hold more than it was given runs out of memory. Raise InputError if a job whose memory grows has no
     server, or declares no memory for it.
 
-    `jobs`: n jobs; those with `ps_memory_growth_gb` or `ps_memory_base_gb` are watched; `speed`: tells the loads of
+    `jobs`: N jobs; those with `ps_memory_growth_gb` or `ps_memory_base_gb` are watched; `speed`: tells the loads of
     servers.
     """
 

@@ -47,34 +47,26 @@ FILES: Final = WeightsFiles(
 
 @by_reference
 class Net(NamedTuple):
-    """The weights: two layers for machines, two for the task, the summary of machines, and scores.
-
-    Attributes
-    ----------
-    machine, machine_bias, machine2, machine2_bias : array
-        (F, W), (W,), (W, W), (W,).
-    task, task_bias, task2, task2_bias : array
-        (Q, W), (W,), (W, W), (W,).
-    look, look_machine, look_out : array
-        (W, W), (W, W), (W,) of the attention that sums machines up.
-    query, key, out : array
-        (2 W, W), (W, W), (W,) of the attention whose scores choose.
-    """
+    """The weights: two layers for machines, two for the task, the summary of machines, and scores."""
 
     machine: Floats
     machine_bias: Floats
     machine2: Floats
     machine2_bias: Floats
+    """`machine`, `machine_bias`, `machine2` and `machine2_bias`: (F, W), (W,), (W, W), (W,)."""
     task: Floats
     task_bias: Floats
     task2: Floats
     task2_bias: Floats
+    """`task`, `task_bias`, `task2` and `task2_bias`: (Q, W), (W,), (W, W), (W,)."""
     look: Floats
     look_machine: Floats
     look_out: Floats
+    """`look`, `look_machine` and `look_out`: (W, W), (W, W), (W,) of the attention that sums machines up."""
     query: Floats
     key: Floats
     out: Floats
+    """`query`, `key` and `out`: (2 W, W), (W, W), (W,) of the attention whose scores choose."""
 
     def save(self, path: str | Path, *, source: str = "") -> None:
         """Write a file, whole or not at all."""
@@ -92,23 +84,16 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 
 @by_reference
 class Stand(NamedTuple):
-    """Machines as they stand: M machines of G device groups.
-
-    Attributes
-    ----------
-    free, capacity : array
-        (G, R) what is free, from which tasks are taken, and what there is.
-    first_group : array
-        (M + 1,) the groups of each machine.
-    tasks, length : array
-        (M,) tasks of others, and the sum of their jobs' lengths.
-    """
+    """Machines as they stand: M machines of G device groups."""
 
     free: Floats
     capacity: Floats
+    """`free` and `capacity`: (G, R) what is free, from which tasks are taken, and what there is."""
     first_group: Ints
+    """(M + 1,) the groups of each machine."""
     tasks: Floats
     length: Floats
+    """`tasks` and `length`: (M,) tasks of others, and the sum of their jobs' lengths."""
 
 
 class GangView(NamedTuple):
@@ -125,13 +110,7 @@ class GangView(NamedTuple):
 
 @by_reference
 class Notes(NamedTuple):
-    """Choices that were made: n (1,) so many; what was seen, where tasks fitted, what was taken, and the job of each.
-
-    Attributes
-    ----------
-    machines, task, fits, action, job : array
-        (D, M, F), (D, Q), (D, M), (D,) positions among the machines, (D,).
-    """
+    """Choices that were made: n (1,) so many; what was seen, where tasks fitted, what was taken, and whose job."""
 
     n: Ints
     machines: np.ndarray
@@ -139,6 +118,8 @@ class Notes(NamedTuple):
     fits: Bools
     action: Ints
     job: Ints
+    """`machines`, `task`, `fits`, `action` and `job`: (D, M, F), (D, Q), (D, M), (D,) positions among the machines,
+    (D,)."""
 
 
 def notes_of(n: int, n_machines: int) -> Notes:

@@ -343,7 +343,7 @@ class Form:
     its model and demand alone)."""
     n_places: int = 0
     n_agents: int = 0
-    """`n_places` and `n_agents`: p and N that a flat head is for; 0: of an equivariant one."""
+    """`n_places` and `n_agents`: P and N that a flat head is for; 0: of an equivariant one."""
     inner_layers: int = 4
     inter_layers: int = 2
     """`inner_layers` and `inter_layers`: 4 and 2 (sec. VI-A)."""

@@ -40,21 +40,14 @@ class PlanLimits:
 
 
 class Tables(NamedTuple):
-    """Workers and servers that limits allow.
-
-    Attributes
-    ----------
-    kernel : tuple of array
-        Of workers and of servers: number, units of each and of all, (n, 3).
-    named : tuple of list
-        The same as number and cores of each.
-    within : int
-        Units in all.
-    """
+    """Workers and servers that limits allow."""
 
     kernel: tuple[Ints, Ints]
+    """Of workers and of servers: number, units of each and of all, (n, 3)."""
     named: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+    """The same as number and cores of each."""
     within: int
+    """Units in all."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
