@@ -165,9 +165,7 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
 
 
 def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import time_unit
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
@@ -175,7 +173,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     bounded = bool(told["times_bound"].notna().any())
     varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     for key in shown:
         words(table, key)
     numbers(table, pairs, "failed", what, "95% CI", f"against\n{base}", "95% CI", "lower\non")
