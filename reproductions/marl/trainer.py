@@ -18,9 +18,10 @@ from labkit.learning.settings import fresh, refuse_files
 from labkit.learning.training import Training
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
+from reproductions.dl2.learner import Learned
 from reproductions.marl.episode import Episode, decide, rewards
 from reproductions.marl.graphs import graphs_of
-from reproductions.marl.learner import Learned, Learner
+from reproductions.marl.learner import Learner
 from reproductions.marl.scheduler import MarlWeights
 from reproductions.marl.switches import Published
 
