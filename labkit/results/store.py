@@ -382,18 +382,12 @@ FILTERS: Final = ("scheduler", "trace", "cluster", "state", "backend")
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A run in a folder.
-
-    Attributes
-    ----------
-    info : RunInfo
-        Its row; None where `run.json` cannot be read: `why` tells.
-    run, why : str
-        Its id, and why it cannot be read.
-    """
+    """A run in a folder."""
 
     run: str
+    """Its id."""
     info: RunInfo | None
+    """Its row; None where `run.json` cannot be read: `why` tells."""
     why: str = ""
 
 

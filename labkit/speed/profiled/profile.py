@@ -97,31 +97,21 @@ class Pool(ProfileRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead(ProfileRow):
-    """What a start, a rescale or a stop of a model's job takes when nothing else runs.
-
-    Attributes
-    ----------
-    kind : str
-        "start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
-        where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new
-        gang trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop":
-        until it is gone.
-    model : str
-    n_new : int
-        Processes that it starts beside those of the job itself: workers and servers.
-    median_s, p90_s : float
-        Of `n` measurements.
-    cpu_s : float
-        Processor seconds that it takes beside those of the steps that were made meanwhile, median.
-    n : int
-    """
+    """What a start, a rescale or a stop of a model's job takes when nothing else runs."""
 
     kind: Annotated[str, Len(1)]
+    """"start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
+    where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new gang
+    trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop": until it
+    is gone."""
     model: Name
     n_new: Count = 0
+    """Processes that it starts beside those of the job itself: workers and servers."""
     median_s: Amount
     p90_s: Amount
+    """`median_s` and `p90_s`: of `n` measurements."""
     cpu_s: Amount = 0.0
+    """Processor seconds that it takes beside those of the steps that were made meanwhile, median."""
     n: Annotated[int, Ge(1)] = 1
 
 
