@@ -44,10 +44,7 @@ def tetris(snapshot: Snapshot) -> Placement:
 def optimus(snapshot: Snapshot, speed: Floats) -> Placement:
     """Give the worker or parameter server that shortens some job most, by its true speed (DL2's Optimus).
 
-    Parameters
-    ----------
-    speed : array
-        (K, P, W) steps/s of each model by number of PSs and of workers, from 0 up to one more than a job may have.
+    `speed`: (K, P, W) steps/s of each model by number of PSs and of workers, from 0 up to one more than a job may have.
     """
     table, jobs = snapshot.table, snapshot.jobs
     remaining = jobs.total_steps - jobs.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,9 @@ if TYPE_CHECKING:
 def read_switch(text: str, defaults: DataclassInstance, *, what: str) -> tuple[str, Any]:
     """Return the name and the value of a switch: "replay=0" -> "replay", 0.
 
-    Parameters
-    ----------
-    defaults : dataclass
-        All switches, whose values tell their types.
-    what : str
-        What it is a switch of, for the error.
+    Raise InputError if there is no such switch, or its value cannot be.
 
-    Raises
-    ------
-    InputError
-        If there is no such switch, or its value cannot be.
+    `defaults`: all switches, whose values tell their types; `what`: what it is a switch of, for the error.
     """
     known = asdict(defaults)
     name, equals, value = text.partition("=")
@@ -43,3 +36,17 @@ def read_switch(text: str, defaults: DataclassInstance, *, what: str) -> tuple[s
     except ValueError:
         expected = "a whole number" if isinstance(default, int) else "a number"
         raise InputError(f"--set {name} is {value!r}; expected {expected}.") from None
+
+
+def refuse_unknown(switches: object, **known: Sequence[str]) -> None:
+    """Raise if a switch has none of the values that are known of it."""
+    for name, values in known.items():
+        if getattr(switches, name) not in values:
+            raise unknown(name, getattr(switches, name), values)
+
+
+def refuse_beyond(switches: object, names: Sequence[str], fits: Callable[[float], bool], expected: str) -> None:
+    """Raise if a switch is not what it should be."""
+    for name in names:
+        if not fits(getattr(switches, name)):
+            raise InputError(f"{name} is {getattr(switches, name)}; expected {expected}.")

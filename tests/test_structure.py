@@ -27,7 +27,6 @@ SAME_IDEA = {
     "Form": "what a published network sees and may do: DL2's and MARL's",
     "How": "how a policy chooses actions, in each learned system",
     "Job": "a job of a trace, and the training of it in processes",
-    "Learned": "losses of an update, in each published learner",
     "Learner": "what learns, in each published system, and while a policy runs",
     "Net": "the weights of a policy as compiled code has them, in each learned system",
     "Policy": "the network of a policy as torch has it, in each learned system",

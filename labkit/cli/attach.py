@@ -49,21 +49,6 @@ Interference = Annotated[
         "`labkit profile`, or a table."
     ),
 ]
-Quotas = Annotated[
-    str | None,
-    typer.Option(
-        help="The most GPUs that the jobs of each user may hold: vision=8,*=4 (*: each other one), or a TOML FILE."
-    ),
-]
-Reserved = Annotated[
-    Path | None,
-    typer.Option(
-        "--reservations",
-        help="Hosts that are kept for some users, or for none, from a start to an end: a TOML file with a table "
-        "reservation.NAME for each.",
-        metavar="FILE",
-    ),
-]
 Lease = Annotated[
     float | None,
     typer.Option(

@@ -146,9 +146,9 @@ def on_one_seed(
     runs: Path | None = None, as_json: bool = False, usual: str = "", job: str | None = None, at_s: float | None = None,
 ) -> tuple[list[RunRecord], Mapping[str, Exception]]:  # fmt: skip
     """Simulate, print the table, and write the report."""
-    from labkit.cli.sweep import refuse_unknown_base
+    from labkit.cli.sweep import labels_of, refuse_unknown_base
 
-    refuse_unknown_base(against, schedulers)
+    refuse_unknown_base(against, labels_of(schedulers) if against is not None else ())
     records, failed = all_but_failed(scenario, schedulers=schedulers, runs=runs, as_json=as_json)
     if not as_json:
         print_header(records, usual=usual)

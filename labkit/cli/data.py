@@ -203,11 +203,9 @@ def weights_show(
 
 
 def _show_tensors(tensors: Sequence[TensorSummary]) -> None:
-    from rich.table import Table
+    from labkit.cli.tables import new_table, numbers, show, words
 
-    from labkit.cli.tables import numbers, show, words
-
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     words(table, "tensor")
     numbers(table, "shape", "type", "least", "greatest")
     words(table, "holds")
@@ -274,15 +272,12 @@ def _known_format(file: Path) -> str | None:
 
 def show_proposal(file: Path, frame: pd.DataFrame, mapping: ColumnMap) -> None:
     """Print a row for each field that a column means, and the columns that are not used."""
-    from rich.table import Table
-
-    from labkit.cli.tables import show, words
+    from labkit.cli.tables import new_table, show, words
     from labkit.workloads.readers.mapped import FIELDS
 
     print(f"{file}: {len(frame):,} rows, columns separated by {mapping.separator!r}")
-    table = Table(box=None, header_style="bold")
-    for heading in ("field", "what it is", "column", "unit", "how sure", "examples"):
-        words(table, heading)
+    table = new_table()
+    words(table, "field", "what it is", "column", "unit", "how sure", "examples")
     for name, source in mapping.sources.items():
         seen = [value for value in frame[source.column].dropna().unique() if str(value).strip()][:N_EXAMPLES]
         shown = " | ".join(str(value)[:24] for value in seen)

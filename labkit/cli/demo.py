@@ -112,11 +112,10 @@ def show(twins: Twins) -> None:
 
 def table_of(twins: Twins) -> Table:
     """Return that table."""
-    from rich.table import Table
-
+    from labkit.cli.tables import new_table
     from labkit.results import rescalings
 
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     for heading in ("job", "JCT (s)", "simulated (s)"):
         table.add_column(heading, justify="left" if heading == "job" else "right", no_wrap=True)
     table.add_column("rescaled while it trained")

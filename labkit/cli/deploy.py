@@ -24,7 +24,7 @@ from labkit.cli.attach import (
     trust_of,
 )
 from labkit.cli.options import flag_of, takes_scenario
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from labkit.experiment.scenario import OPTIONS, Scenario
 
 if TYPE_CHECKING:
@@ -224,12 +224,12 @@ def _queue(
 ) -> None:
     """Plan a queue, and show or begin it."""
     from labkit.cli.queue import detach, print_plan
+    from labkit.cli.sweep import refuse_unknown_base
     from labkit.experiment.queued import begin_queue, plan_queue, refuse_taken
     from labkit.results.store import free_id
 
     queue, jobs, hosts = plan_queue(scenario, schedulers=schedulers, repeat=ask.repeat, **options)
-    if ask.against is not None and ask.against not in queue.schedulers:
-        raise unknown("scheduler to compare --against", ask.against, queue.schedulers)
+    refuse_unknown_base(ask.against, queue.schedulers)
     called = name or free_id(runs, f"queue-{_slug(queue.trace)}")
     if ask.dry_run:
         refuse_taken(called, runs=runs)
@@ -273,12 +273,12 @@ def _resume(ask: QueueAsk, *, runs: Path, as_json: bool) -> None:
 def _work(folder: Path, ask: QueueAsk, *, as_json: bool) -> None:
     """Carry out what is left of a queue, and print the comparison."""
     from labkit.cli.queue import print_comparison, tell_run
+    from labkit.cli.sweep import refuse_unknown_base
     from labkit.experiment.queued import work_queue
     from labkit.results.queue import QueueState, RunQueue
 
     queue = RunQueue.read(folder)
-    if ask.against is not None and ask.against not in queue.schedulers:
-        raise unknown("scheduler to compare --against", ask.against, queue.schedulers)
+    refuse_unknown_base(ask.against, queue.schedulers)
     if not queue.left and not ask.again and not as_json:
         print(f"queue {folder.name} is over: {queue.counts()}")
     try:

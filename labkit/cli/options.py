@@ -50,12 +50,8 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
     The function gets a `Scenario`, made of the file that `--scenario` names, if any, and of what was typed; with the
     trace "" where none was. A field of which it has a parameter itself is its own business.
 
-    Parameters
-    ----------
-    trace
-        The annotation of the trace, as typer reads it; None: the function takes it itself.
-    machines : bool
-        Only fields that a run on machines has, too; no cluster.
+    `trace`: the annotation of the trace, as typer reads it; None: the function takes it itself; `machines`: only fields
+    that a run on machines has, too; no cluster.
     """
 
     def with_options(function: Callable[..., Any]) -> Callable[..., Any]:

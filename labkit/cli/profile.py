@@ -9,8 +9,6 @@ import typer
 
 from labkit.cli.attach import Inventory
 
-Trace = Annotated[Path, typer.Argument(help="A trace in any format that `labkit traces info` reads.", metavar="TRACE")]
-
 
 def profile(
     inventory: Inventory = None,

@@ -31,14 +31,12 @@ LOOK_S: Final = 0.1
 
 def print_plan(queue: RunQueue, jobs: Jobs, *, hosts: tuple[str, ...], name: str, runs: Path) -> None:
     """Print what a queue would do: where, in which order, and how long at least and at most."""
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
 
     n, last_s = len(queue.runs), float(jobs.arrival_s.max(initial=0.0))
     print(f"{name}: {n} run{'s' * (n > 1)} of {queue.trace} ({len(jobs)} jobs), one after the other")
     print(f"hosts: {', '.join(hosts)} ({queue.inventory})")
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     numbers(table, "")
     words(table, "scheduler")
     numbers(table, "repeat", "folder")
@@ -108,11 +106,10 @@ def _report(queue: RunQueue, records: dict[str, RunRecord], table: Any, folder: 
 
 def queue_rows(queue: RunQueue, folder: Path) -> Table:
     """Return a row for each run of a queue: how far it is."""
-    from rich.table import Table
-
+    from labkit.cli.tables import new_table
     from labkit.results import files
 
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     for heading, right in (("run", False), ("scheduler", False), ("repeat", True), ("state", False), ("took", True)):
         table.add_column(heading, justify="right" if right else "left", no_wrap=right)
     table.add_column("why", overflow="fold")
@@ -168,6 +165,8 @@ def current_run(folder: Path) -> Path | None:
 def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
     """Start a process that works a queue and outlives this one; return its id when it has the queue.
 
+    Raise InputError if it ended, or took too long; the last line of its log.
+
     Parameters
     ----------
     folder : Path
@@ -176,11 +175,6 @@ def detach(folder: Path, *, again: bool = False, trust: bool = False) -> int:
         Run those that failed, too.
     trust : bool
         Use what the queue names outside labkit.
-
-    Raises
-    ------
-    InputError
-        If it ended, or took too long; the last line of its log.
     """
     words = [
         "deploy",

@@ -59,19 +59,16 @@ def replay(
 
 def print_job(records: Sequence[RunRecord], job: str) -> None:
     """Print what each run did with a job, and why."""
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import human_s
     from labkit.results.counterfactual import of_job
 
     frame = of_job(records, job)
     print(f"\njob {job}: when it started, counted from the first arrival, and why then")
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     words(table, "scheduler")
     numbers(table, "waited", "start", "end")
-    words(table, "machines")
-    words(table, "why")
+    words(table, "machines", "why")
     for row in frame.to_dict("records"):
         times = [human_s(float(row[name])) for name in ("waited_s", "start_s", "end_s")]
         table.add_row(str(row["scheduler"]), *times, str(row["machines"]), str(row["why"]))
@@ -80,18 +77,15 @@ def print_job(records: Sequence[RunRecord], job: str) -> None:
 
 def print_moment(records: Sequence[RunRecord], at_s: float) -> None:
     """Print how each run stood at a moment, and the jobs about which they differ."""
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, say, show, words
+    from labkit.cli.tables import new_table, numbers, say, show, words
     from labkit.core.text import human_s
     from labkit.results.counterfactual import jobs_of_moment, of_moment
 
     print(f"\n{human_s(at_s)} after the first arrival")
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     words(table, "scheduler")
     numbers(table, "running", "waiting", "GPUs in use", "next start")
-    for heading in ("jobs that start then", "waits longest", "why"):
-        words(table, heading)
+    words(table, "jobs that start then", "waits longest", "why")
     for row in of_moment(records, at_s).to_dict("records"):
         counts = [f"{row[name]:,.10g}" for name in ("running", "waiting", "gpus")]
         said = [str(row[name]) for name in ("starts", "first", "why")]
@@ -102,7 +96,7 @@ def print_moment(records: Sequence[RunRecord], at_s: float) -> None:
     say(f"The runs differ about {len(differ):,} of {len(frame):,} jobs that some run has not done by then.")
     if not len(differ):
         return
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     words(table, "job")
     numbers(table, "GPUs")
     names = list(frame.columns[4:])

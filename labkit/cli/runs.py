@@ -100,14 +100,11 @@ def _as_json(each: CatalogEntry, n_done: int, n_jobs: int, mean_jct_s: float) ->
 
 
 def _print(rows: list[tuple[CatalogEntry, int, int, float]]) -> None:
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import human_s
 
-    table = Table(box=None, header_style="bold")
-    for heading in ("run", "scheduler", "trace"):
-        words(table, heading)
+    table = new_table()
+    words(table, "run", "scheduler", "trace")
     numbers(table, "seed", "state", "started", "jobs done", "mean JCT")
     for each, n_done, n_jobs, mean_s in rows:
         if each.info is None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +19,7 @@ from labkit.system.printing import printable
 
 if TYPE_CHECKING:
     import pandas as pd
-    from distributed import Client
 
-    from labkit.experiment.grid import Grid
     from labkit.experiment.scenario import Scenario
 
 
@@ -76,8 +73,8 @@ def sweep(
     ] = False,
 ) -> None:
     """Simulate schedulers x seeds x traces x clusters x parameters; resumable."""
-    from labkit.experiment.grid import Grid
-    from labkit.experiment.parameters import parameter
+    from labkit.experiment.grid import Grid, parameter
+    from labkit.experiment.on_dask import connect
     from labkit.experiment.sweeping import sweep as run_all
     from labkit.results.sweeps import refuse_unknown_metric
 
@@ -88,8 +85,9 @@ def sweep(
         schedulers=_listed(schedulers), trace=_listed(trace), cluster=_clusters(cluster, _listed(trace)),
         seeds=seeds_of(seeds), **dict(parameter(text) for text in set_ or ()),
     )  # fmt: skip
-    base = _base(against, grid)
-    with _client(dask) as client:
+    refuse_unknown_base(against, grid.schedulers)
+    base = against or next(iter(grid.schedulers))
+    with connect(dask) as client:
         table = run_all(
             grid, folder=folder, workers=workers, client=client, keep=keep, strict=strict,
             progress=not as_json,
@@ -107,14 +105,6 @@ def sweep(
     exit_if_failed(table, keys=grid.axes, rest="; cells.jsonl has all of them")
 
 
-def _base(against: str | None, grid: Grid) -> str:
-    """Return the scheduler that others are compared with, before anything runs."""
-    names = list(grid.schedulers)
-    if against is not None and against not in names:
-        raise unknown("scheduler to compare --against", against, names)
-    return against or names[0]
-
-
 def _clusters(named: list[str] | None, traces: list[str]) -> list[str]:
     """Return the clusters of a sweep: those named, else the usual one of its traces, where it is one."""
     from labkit.cli.tables import GAVEL, usual_cluster
@@ -129,18 +119,6 @@ def _clusters(named: list[str] | None, traces: list[str]) -> list[str]:
 
 def _listed(given: list[str]) -> list[str]:
     return [name for text in given for name in split_names(text)]
-
-
-@contextmanager
-def _client(address: str | None) -> Iterator[Client | None]:
-    """Lend a connection to a Dask cluster, where one is asked for."""
-    if address is None:
-        yield None
-        return
-    from labkit.experiment.on_dask import connect
-
-    with connect(address) as client:
-        yield client
 
 
 def seeds_of(text: str) -> list[int]:
@@ -187,9 +165,7 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
 
 
 def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import time_unit
 
     scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
@@ -197,7 +173,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     bounded = bool(told["times_bound"].notna().any())
     varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     for key in shown:
         words(table, key)
     numbers(table, pairs, "failed", what, "95% CI", f"against\n{base}", "95% CI", "lower\non")
@@ -248,22 +224,19 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
     raise typer.Exit(1)
 
 
-def _called(schedulers: str) -> list[str]:
+def labels_of(schedulers: str) -> list[str]:
     """Return what some schedulers are called: by their labels, or as they are named."""
     from labkit.experiment.asked import schedulers_of
 
     return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]
 
 
-def refuse_unknown_base(against: str | None, schedulers: str) -> None:
-    """Raise if the scheduler that others are to be compared with is none of them.
+def refuse_unknown_base(against: str | None, names: Collection[str]) -> None:
+    """Raise if the scheduler that others are to be compared with is none of these.
 
-    Raises
-    ------
-    InputError
-        With the nearest name.
+    Raise InputError with the nearest name.
     """
-    if against is not None and against not in (names := _called(schedulers)):
+    if against is not None and against not in names:
         raise unknown("scheduler to compare --against", against, names)
 
 
@@ -282,24 +255,20 @@ def compare_on_seeds(
 ) -> None:
     """Simulate, print a row per scheduler and what they show, and write the report.
 
-    `usual` is a line to print above: which cluster was taken, if none was named.
-
-    Raises
-    ------
-    InputError
-        If `against` is none of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
+    `usual` is a line to print above: which cluster was taken, if none was named. Raise InputError if `against` is none
+    of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
     """
     from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
-    from labkit.experiment.seeded import compare_on_seeds as run_all
+    from labkit.experiment.sweeping import compare_on_seeds as run_all
     from labkit.results.conclusion import summarize_seeds
     from labkit.results.record import arrivals
 
     if scenario.seed:
         raise InputError("--seed does not go with --seeds or --windows; leave it out, or use a single --seed.")
     chosen = [str(name) for name in schedulers_of(schedulers)]
-    refuse_unknown_base(against, schedulers)
-    base = against or _called(schedulers)[0]
+    refuse_unknown_base(against, called := labels_of(schedulers))
+    base = against or called[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if as_json else "default", Caveat)
         found = run_all(

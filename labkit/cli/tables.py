@@ -25,15 +25,23 @@ FOLDED: Final = 24
 """Characters that a column of words keeps at least."""
 
 
+def new_table() -> Table:
+    """Return a table without lines, to be given columns and rows."""
+    from rich.table import Table
+
+    return Table(box=None, header_style="bold")
+
+
 def numbers(table: Table, *headings: str) -> None:
     """Add columns of numbers: to the right, in one line."""
     for heading in headings:
         table.add_column(_lines(heading), justify="right", no_wrap=True)
 
 
-def words(table: Table, heading: str = "") -> None:
-    """Add a column of words that may be folded."""
-    table.add_column(_lines(heading), overflow="fold")
+def words(table: Table, *headings: str) -> None:
+    """Add columns of words that may be folded."""
+    for heading in headings:
+        table.add_column(_lines(heading), overflow="fold")
 
 
 def _lines(heading: str) -> Text:
@@ -191,12 +199,10 @@ def _compared(records: list[RunRecord]) -> tuple[pd.DataFrame, int]:
 
 def print_table(records: list[RunRecord]) -> None:
     """Print a row for each run, the best one in bold, and below which mean JCT no scheduler can be."""
-    from rich.table import Table
-
     from labkit.core.text import time_unit
 
     frame, best = _compared(records)
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     cells = []
     for column, heading in COLUMNS.items():
         if column in OPTIONAL and frame[column].isna().all():
@@ -221,13 +227,11 @@ def print_table(records: list[RunRecord]) -> None:
 
 def print_by(records: list[RunRecord], by: str) -> None:
     """Print mean JCT and queueing of each partition, user or model, a column for each run."""
-    from rich.table import Table
-
     from labkit.core.text import time_unit
     from labkit.results.comparison import labels, table_by
 
     frame = table_by(records, by)
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     words(table, by)
     numbers(table, "jobs", "GPU-hours")
     cells = [[str(name) for name in frame["", by]], [f"{n:,}" for n in frame["", "jobs"]]]

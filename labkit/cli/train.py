@@ -459,18 +459,15 @@ TAKES: Final = (
 def refuse_beside(context: typer.Context) -> None:
     """Refuse what was typed beside --auto and does not go with it.
 
-    Raises
-    ------
-    InputError
-        It names the option.
+    Raise InputError, which names the option.
     """
-    for option in context.command.params:
-        typed = str(context.get_parameter_source(str(option.name))).endswith("COMMANDLINE")
-        if typed and option.name == "sync" and context.params["sync"]:
+    typed = _typed(context)
+    for option in (option for option in context.command.params if option.name in typed):
+        if option.name == "sync" and context.params["sync"]:
             raise InputError("--sync: a job that configures itself trains asynchronously; leave it out, or --auto.")
-        if typed and option.name == "folder":
+        if option.name == "folder":
             raise InputError("--folder is of a job without --auto; with it, --runs FOLDER says where runs are kept.")
-        if typed and option.name not in (*TAKES, "sync"):
+        if option.name not in (*TAKES, "sync"):
             raise InputError(f"{option.opts[0]} does not go with --auto; leave one of them out.")
 
 

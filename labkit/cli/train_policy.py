@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit.cli.options import flag_of, takes_scenario
-from labkit.cli.train_marl import lent_marl_trainer
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_closed, refuse_unwritable
 from labkit.core.outside import reproduction
@@ -22,6 +21,7 @@ from labkit.workloads.expressions import is_generated
 
 if TYPE_CHECKING:
     from labkit.experiment.experiment import Experiment
+    from labkit.learning.marl.trainer import Trainer
     from labkit.learning.settings import Setting
     from labkit.learning.training import Course, Trains
 
@@ -213,10 +213,23 @@ def _train_marl(
     held_out: int, updates: dict[str, int | None], seed: int, switch: list[str], published: bool, dask: str | None,
     figure: Path | None,
 ) -> None:  # fmt: skip
-    placed: dict[str, Any] = {"interference": interference, "seed": seed, "options": updates, "given": switch}
-    with _placement_trainer(
-        list(map(str, clusters)), list(traces), published=published, dask=dask, **placed
-    ) as trainer:
+    from labkit.experiment.on_dask import connect
+
+    if published and dask is not None:
+        raise InputError(
+            f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
+        )
+    trainer: Trains
+    with connect(dask) as client:
+        if published:
+            trainer = reproduction("marl").published_trainer(
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch
+            )
+        else:
+            trainer = marl_trainer(
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch,
+                client=client,
+            )  # fmt: skip
         whole = course.run(trainer)
     name = _name("marl", course.out, published=published)
     _end(course, trainer, figure=figure, whole=whole, name=name)
@@ -281,22 +294,6 @@ def _judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *,
     print(printable(advice(table, name=name, policy=policy)))
 
 
-@contextmanager
-def _placement_trainer(
-    cluster: list[str], trace: list[str], *, published: bool, dask: str | None, **options: Any
-) -> Iterator[Trains]:
-    """Lend the trainer of a placement policy: of ours, or of the networks as published."""
-    if not published:
-        with lent_marl_trainer(cluster, trace, dask=dask, **options) as trainer:
-            yield trainer
-        return
-    if dask is not None:
-        raise InputError(
-            f"--dask {dask}: MARL as published learns after each interval of a trace, in one process; leave --dask out."
-        )
-    yield reproduction("marl").published_trainer(cluster, trace, **options)
-
-
 def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None) -> None:
     """Raise if switches are given for another network."""
     if given or warm_up is not None or dask is not None:
@@ -324,10 +321,7 @@ def _end(course: Course, trainer: Trains, *, figure: Path | None, whole: bool, n
 def _refuse_places(out: Path, *, log: Path | None, figure: Path | None) -> None:
     """Refuse what cannot be written: rather now than after the training.
 
-    Raises
-    ------
-    InputError
-        It names the file or the folder.
+    Raise InputError, which names the file or the folder.
     """
     refuse_unwritable(out, endings=(".safetensors",))
     for path in (out, figure):
@@ -351,3 +345,70 @@ def _draw(course: Course, figure: Path) -> None:
     from labkit.plots.training import plot_learning
 
     plot_learning(read(course.table), heading=f"Learning curve of {course.out.stem}").save(figure)
+
+
+def marl_trainer(
+    clusters: Sequence[str],
+    traces: Sequence[str],
+    *,
+    interference: str,
+    seed: int,
+    options: dict[str, int | None],
+    given: Sequence[str],
+    client: Any = None,
+) -> Trainer:
+    """Return a trainer of the placement policy.
+
+    Raise InputError if there is no such switch, its value cannot be, or a job of the traces fits no machine.
+
+    Parameters
+    ----------
+    options : dict
+        `n_lessons`, `n_rounds`; None: as in `labkit.learning.marl.trainer.Recipe`.
+    given : sequence of str
+        Others of the recipe, each NAME=VALUE; `shared=False` is a head for each pod, `n_agents` of them.
+    client : Client, optional
+        Of a Dask cluster, which plays traces.
+    """
+    from labkit.learning.marl.settings import Setting
+    from labkit.learning.marl.trainer import Recipe, Trainer
+
+    plain = Recipe()
+    shared, rest = _shared(given)
+    values: dict[str, Any] = dict(_switch(text, plain) for text in rest)
+    values |= {name: value for name, value in options.items() if value is not None}
+    setting = Setting(clusters, traces, interference)
+    setting.refuse_unfit()
+    if not shared:
+        values.setdefault("n_agents", setting.n_pods)
+    return Trainer(setting, seed=seed, recipe=Recipe(**values), where=client)
+
+
+def _shared(given: Sequence[str]) -> tuple[bool, list[str]]:
+    """Return whether all pods share weights, and the other switches.
+
+    >>> _shared(["shared=False", "n_draws=8"])
+    (False, ['n_draws=8'])
+    """
+    named = [text.partition("=")[2].strip().lower() for text in given if text.partition("=")[0].strip() == "shared"]
+    if any(value not in ("true", "false") for value in named):
+        raise InputError(f"--set shared={named[-1]}: expected True (one head for all pods) or False (one for each).")
+    return "false" not in named[-1:], [text for text in given if text.partition("=")[0].strip() != "shared"]
+
+
+def _switch(text: str, plain: object) -> tuple[str, Any]:
+    """Return the name and the value of a switch of the recipe: "n_agents=4" -> "n_agents", 4."""
+    name, _, value = text.partition("=")
+    known = [field.name for field in fields(plain)]  # type: ignore[arg-type]
+    if name not in known:
+        raise unknown("switch of marl", name, [*known, "shared"])
+    default = getattr(plain, name)
+    try:
+        if isinstance(default, bool):
+            return name, {"true": True, "false": False}[value.strip().lower()]
+        made = type(default)(value)
+    except (ValueError, KeyError):
+        raise InputError(f"--set {text}: {value!r} is not a valid value; expected one such as {default}.") from None
+    if not made >= 0:
+        raise InputError(f"--set {text}: expected a number >= 0, such as {default}.")
+    return name, made

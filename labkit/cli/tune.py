@@ -82,7 +82,7 @@ def _metric(text: str) -> str:
 
 def _settings(given: Any) -> dict[str, Any]:
     from labkit.core.errors import InputError
-    from labkit.experiment.parameters import parameter
+    from labkit.experiment.grid import parameter
     from labkit.experiment.scenario import FORMER, OPTIONS
 
     settings = {}
@@ -99,16 +99,14 @@ def _tell_trial(number: int, value: float, values: dict[str, Any]) -> None:
 
 
 def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, folder: Path) -> None:
-    from rich.table import Table
-
-    from labkit.cli.tables import numbers, show, words
+    from labkit.cli.tables import new_table, numbers, show, words
     from labkit.experiment.tuning import DEFAULT
 
     order = found.trials.sort_values("value", ascending=not found.highest, kind="stable").head(SHOWN)
     failed = found.trials[found.trials["error"] != ""]
     n_failed = f", {len(failed)} of which failed" if len(failed) else ""
     print(f"{len(found.trials)} trials{n_failed}, each on seeds {_told(found.searched)}; the best of them:")
-    table = Table(box=None, header_style="bold")
+    table = new_table()
     numbers(table, "trial", metric)
     for each in ranges:
         words(table, each.name)

@@ -23,18 +23,10 @@ _AMOUNTS: Final = ("cpus", "memory_gb")
 def placement_of(answer: object, *, source: str) -> Placement:
     """Return what a scheduler or a placer answered.
 
-    Parameters
-    ----------
-    answer : object
-        The answer.
-    source : str
-        What answered, for messages: "Fifo.schedule()".
+    Raise PlacementError if it is no placement, its columns are no arrays of whole numbers (amounts: of float32) of one
+    length, its repairs are not of dtype `REPAIR`, its reasons are no `Reason`s, or its `again_s` is no number.
 
-    Raises
-    ------
-    PlacementError
-        If it is no placement, its columns are no arrays of whole numbers (amounts: of float32) of one length, its
-        repairs are not of dtype `REPAIR`, its reasons are no `Reason`s, or its `again_s` is no number.
+    `answer`: the answer; `source`: what answered, for messages: "Fifo.schedule()".
     """
     if not isinstance(answer, Placement):
         raise PlacementError(
@@ -93,10 +85,7 @@ def _refuse_unsound(answer: Placement, *, source: str) -> None:
 def speeds_of(model: SpeedModel, running: Running, *, jobs: Jobs) -> Floats:
     """Return the steps per second that a model tells of running jobs, (J,).
 
-    Raises
-    ------
-    InputError
-        If they are not J finite numbers >= 0 (rounding apart); it names the model, a job and its value.
+    Raise InputError if they are not J finite numbers >= 0 (rounding apart); it names the model, a job and its value.
     """
     speeds = model.speeds(running)
     if not _sound_array(speeds, len(running.job)):
@@ -107,10 +96,7 @@ def speeds_of(model: SpeedModel, running: Running, *, jobs: Jobs) -> Floats:
 def rates_of(model: ChangeModel, running: Running, *, jobs: Jobs) -> tuple[Floats, Floats]:
     """Return the steps per second that a model tells of running jobs and the paces of their changes, (J,) each.
 
-    Raises
-    ------
-    InputError
-        As `speeds_of`.
+    Raise InputError as `speeds_of`.
     """
     speeds, paces = model.rates(running)
     for values, unit in ((speeds, "steps per second"), (paces, "as the pace of its change")):
@@ -122,10 +108,7 @@ def rates_of(model: ChangeModel, running: Running, *, jobs: Jobs) -> tuple[Float
 def refuse_unsound_model(model: SpeedModel, *, runs_on: object, shape: tuple[int, int], jobs: Jobs) -> None:
     """Raise if what a model tells of (N, T) jobs and device types is not a table of that shape, or strands a job.
 
-    Raises
-    ------
-    InputError
-        It names the model and the first such job.
+    Raise InputError, which names the model and the first such job.
     """
     what = f"speed model {type(model).__name__}"
     if not isinstance(runs_on, np.ndarray) or runs_on.shape != shape or runs_on.dtype != np.bool_:

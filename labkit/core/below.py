@@ -23,12 +23,7 @@ SEVERAL: Final = ("staged",)
 class Below:
     """A folder, in which folders and files are opened without following links.
 
-    Parameters
-    ----------
-    place : Path
-        The folder.
-    new : bool
-        Make it; it must not be there yet.
+    `place`: the folder; `new`: make it; it must not be there yet.
     """
 
     def __init__(self, place: Path, *, new: bool = False) -> None:
@@ -105,12 +100,7 @@ def read_plain(path: Path) -> bytes:
 def open_plain(path: Path) -> BufferedReader:
     """Return a stored file, open for reading; a link is not followed, and a pipe not waited for.
 
-    Raises
-    ------
-    InputError
-        If it is no plain file.
-    FileNotFoundError
-        If there is none.
+    Raise InputError if it is no plain file; FileNotFoundError if there is none.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -128,10 +118,7 @@ def open_plain(path: Path) -> BufferedReader:
 def refuse_foreign(folder: Path) -> None:
     """Raise if a folder, or anything in it, is a link, no plain file, or of another user: it is about to be written.
 
-    Raises
-    ------
-    InputError
-        With the first such path, and why.
+    Raise InputError with the first such path, and why.
     """
     _refuse(folder, folder.lstat())
     for root, folders, names in os.walk(folder):

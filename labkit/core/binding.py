@@ -42,10 +42,7 @@ def fitting(placement: Placement, book: Book) -> Placement:
 def beside(placement: Placement, jobs: Ints, book: Book, left: Floats) -> tuple[Placement, Bools]:
     """Return which of some jobs that run keep their places beside a placement of others, the first ones first, (C,).
 
-    Parameters
-    ----------
-    left : array
-        (G, R + D) what is free without these jobs; to be written to: what the placement and those that stay leave.
+    `left`: (G, R + D) what is free without these jobs; to be written to: what the placement and those that stay leave.
 
     Returns
     -------

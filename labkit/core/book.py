@@ -51,34 +51,24 @@ AS_DECLARED: Final[tuple[Floats, Floats]] = (np.empty(0), np.empty(0))
 
 
 class Book:
-    """The tasks that each job holds, and the free capacity of each device group.
-
-    Attributes
-    ----------
-    held : array
-        (N,) first and last task of each job, its numbers of workers and PSs, the job that shares its GPUs (-1), and
-        how many of its rows were given cores or memory of their own (`n_given`).
-    tasks : array
-        Pool of tasks; `spare[0]` is the first unused one.
-    left : array
-        (G, R + D) what no task holds; D columns for the GPUs of a group, 0 where no task takes a part of one.
-    free : array
-        (G, R) the same without these columns.
-    n_devices : int
-        D.
-    demand : array
-        (2, N, R) what one worker (row 0) and one PS (row 1) of each job takes, where a decision says nothing else.
-    """
+    """The tasks that each job holds, and the free capacity of each device group."""
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
         self.held = np.zeros(len(jobs), dtype=HELD)
+        """(N,) first and last task of each job, its numbers of workers and PSs, the job that shares its GPUs (-1), and
+        how many of its rows were given cores or memory of their own (`n_given`)."""
         self.held["first"] = self.held["last"] = self.held["partner"] = -1
         self.tasks = np.zeros(0, dtype=TASK)
+        """Pool of tasks; `spare[0]` is the first unused one."""
         self.spare = np.array([-1], np.int32)
         self._n_sure = 0  # so many tasks are unused, or more
         self.demand = np.ascontiguousarray(np.stack([jobs.worker_demand, jobs.ps_demand]))
+        """(2, N, R) what one worker (row 0) and one PS (row 1) of each job takes, where a decision says nothing
+        else."""
         self.n_devices = n_devices(jobs, cluster)
+        """D."""
         self.left = widened(cluster.capacity, self.n_devices)
+        """(G, R + D) what no task holds; D columns for the GPUs of a group, 0 where no task takes a part of one."""
         self.reserve(1024)
 
     @property

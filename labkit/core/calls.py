@@ -34,6 +34,9 @@ class Call:
 def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> Call:
     """Return a call as it was typed.
 
+    Raise InputError if it is no call of a name (or of `module:name`) with literals, unpacks something, gives an option
+    twice, or has over 1,000 letters.
+
     Parameters
     ----------
     text : str
@@ -42,12 +45,6 @@ def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> C
         What it is, and what it should look like, for the error.
     words : bool
         Take a bare word, such as the name of a placer, as text.
-
-    Raises
-    ------
-    InputError
-        If it is no call of a name (or of `module:name`) with literals, unpacks something, gives an option twice, or has
-        over 1,000 letters.
 
     Examples
     --------

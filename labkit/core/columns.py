@@ -15,12 +15,7 @@ from labkit.core.resources import RESOURCES, Floats, Ints
 class Columns:
     """Makes columns for N jobs.
 
-    Parameters
-    ----------
-    name : str
-        Where the jobs come from; begins every message.
-    n : int
-        Number of jobs, N.
+    `name`: where the jobs come from; begins every message; `n`: number of jobs, N.
     """
 
     def __init__(self, name: str, n: int) -> None:

@@ -29,24 +29,16 @@ TRUSTED: Final = "trusted"
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Something outside labkit that a run uses.
-
-    Attributes
-    ----------
-    what : str
-        Scheduler, placer, speed model, inventory, training script, file.
-    name : str
-        As the record names it, with its options; a file by its absolute path.
-    place : str
-        The file, or the package and its version.
-    digest : str
-        SHA-256 of the bytes that are used.
-    """
+    """Something outside labkit that a run uses."""
 
     what: str
+    """Scheduler, placer, speed model, inventory, training script, file."""
     name: str
+    """As the record names it, with its options; a file by its absolute path."""
     place: str
+    """The file, or the package and its version."""
     digest: str
+    """SHA-256 of the bytes that are used."""
 
     def __str__(self) -> str:
         """Say it in a line, for a question or an error."""
@@ -96,10 +88,7 @@ def typed() -> Iterator[None]:
 def use(thing: Outside) -> None:
     """Note that something outside labkit is about to be used.
 
-    Raises
-    ------
-    InputError
-        If a stored record names it, and there is no consent: what it is, where, and the remedy.
+    Raise InputError if a stored record names it, and there is no consent: what it is, where, and the remedy.
     """
     trust = _now.get()
     if trust is None or thing in _agreed:

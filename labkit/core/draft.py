@@ -82,63 +82,46 @@ N_FEATURES: Final = len(FEATURES)
 
 @by_reference
 class Batch(NamedTuple):
-    """B episodes of at most N jobs, of which J are seen, on at most G device groups, with at most K kinds of tasks.
-
-    Attributes
-    ----------
-    episode, job : array
-        (B,) records of dtype `EPISODE`, (B, N) of dtype `JOB`.
-    speed : array
-        (B, M, P, W) steps per second of a row with p parameter servers and w workers; more of either are of no use.
-    demand, usable : array
-        (B, K, R) what a task of a kind needs, (B, K, G) which groups it may go to.
-    pair, finds : array
-        (B, N, 2) kinds of worker and PS that some job has, (B, N, 3) whether each of them finds room, and both do.
-    capacity, there : array
-        (B, G, R) of each group, (B, R) of the cluster.
-    malleable : array
-        (B, N) jobs that take tasks one by one; others their whole gang.
-    pair_of : array
-        (B, N) the pair of each job.
-    kind, asked, most : array
-        (B, N, 2) of each job by role: kind of task, tasks asked for, most useful tasks.
-    n, n_held : array
-        (B, N, 2) tasks of each job by role: of this slot, and since the last one.
-    given, held : array
-        (B, N, 2, G) the same by device group.
-    free : array
-        (B, G, R) what no task of this slot holds.
-    first : array
-        (B, K) the first group with room for a task of a kind; G: none.
-    active : array
-        (B, N) numbers of the active jobs, by arrival.
-    seen, mask : array
-        (B, J, F) and (B, 3 J + 1) what a policy sees, and the actions that find room.
-    """
+    """B episodes of at most N jobs, of which J are seen, on at most G device groups, with at most K kinds of tasks."""
 
     episode: Records
     job: Records
+    """`episode` and `job`: (B,) records of dtype `EPISODE`, (B, N) of dtype `JOB`."""
     speed: Floats
+    """(B, M, P, W) steps per second of a row with p parameter servers and w workers; more of either are of no use."""
     demand: Floats
     usable: Bools
+    """`demand` and `usable`: (B, K, R) what a task of a kind needs, (B, K, G) which groups it may go to."""
     pair: Ints
     finds: Bools
+    """`pair` and `finds`: (B, N, 2) kinds of worker and PS that some job has, (B, N, 3) whether each of them finds
+    room, and both do."""
     capacity: Floats
     there: Floats
+    """`capacity` and `there`: (B, G, R) of each group, (B, R) of the cluster."""
     malleable: Bools
+    """(B, N) jobs that take tasks one by one; others their whole gang."""
     pair_of: Ints
+    """(B, N) the pair of each job."""
     kind: Ints
     asked: Ints
     most: Ints
+    """`kind`, `asked` and `most`: (B, N, 2) of each job by role: kind of task, tasks asked for, most useful tasks."""
     n: Ints
     n_held: Ints
+    """`n` and `n_held`: (B, N, 2) tasks of each job by role: of this slot, and since the last one."""
     given: NDArray[np.int16]
     held: NDArray[np.int16]
+    """`given` and `held`: (B, N, 2, G) the same by device group."""
     free: Floats
+    """(B, G, R) what no task of this slot holds."""
     first: Ints
+    """(B, K) the first group with room for a task of a kind; G: none."""
     active: Ints
+    """(B, N) numbers of the active jobs, by arrival."""
     seen: NDArray[np.float32]
     mask: Bools
+    """`seen` and `mask`: (B, J, F) and (B, 3 J + 1) what a policy sees, and the actions that find room."""
 
 
 def empty(

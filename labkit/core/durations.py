@@ -18,13 +18,10 @@ SPAN: Final = re.compile(
 def seconds_of(text: str, *, what: str) -> float:
     """Return the seconds of a span of time as people type it: 90, 90s, 15min, 1h, 2h30m, 1.5d.
 
+    Raise InputError if it is none, or not above 0.
+
     >>> seconds_of("90", what="--time-limit"), seconds_of("2h30m", what="--time-limit")
     (90.0, 9000.0)
-
-    Raises
-    ------
-    InputError
-        If it is none, or not above 0.
     """
     plain = text.strip().lower().replace(" ", "")
     parts = re.findall(r"([\d.]+)(min|s|m|h|d)?", plain) if SPAN.fullmatch(plain) else []

@@ -6,7 +6,8 @@ import os
 import stat
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +27,7 @@ _KINDS: Final = {
 def refuse_unreadable(path: str | Path, *, expected: str, error: type[InputError] = InputError) -> None:
     """Raise if a path is a pipe, a device, a socket, or a file of over 2 GiB; one that is missing is for the caller.
 
-    Raises
-    ------
-    InputError
-        Or the subclass that is given as `error`.
+    Raise InputError, or the subclass that is given as `error`.
     """
     try:
         found = os.stat(path)
@@ -49,15 +47,9 @@ def too_large(path: str | Path, *, expected: str, error: type[InputError] = Inpu
 def read_table(path: Path, *, key: str, what: str, expected: str) -> dict[str, Any]:
     """Return the one table that a TOML file has, [key] or [key.NAME].
 
-    Parameters
-    ----------
-    what, expected : str
-        What the file holds, and what it should be, for errors.
+    Raise InputError if it cannot be read, or has anything else.
 
-    Raises
-    ------
-    InputError
-        If it cannot be read, or has anything else.
+    `what`, `expected`: what the file holds, and what it should be, for errors.
     """
     try:
         content = tomllib.loads(path.read_text())
@@ -71,20 +63,33 @@ def read_table(path: Path, *, key: str, what: str, expected: str) -> dict[str, A
     return table
 
 
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`; no link is followed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file or nothing."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:
     """Raise if a file cannot be written, rather now than after the work; nothing is made.
 
-    Parameters
-    ----------
-    path : path
-        The file.
-    endings : sequence of str
-        What its name may end in, such as ".html"; anything if there are none.
+    Raise InputError if the name ends in something else, a folder or a device has it, or nothing can be written beside
+    it.
 
-    Raises
-    ------
-    InputError
-        If the name ends in something else, a folder or a device has it, or nothing can be written beside it.
+    `path`: the file; `endings`: what its name may end in, such as ".html"; anything if there are none.
     """
     path = Path(path)
     if endings and path.suffix.lower() not in endings:
@@ -97,10 +102,7 @@ def refuse_unwritable(path: str | Path, *, endings: Sequence[str] = ()) -> None:
 def refuse_closed(folder: str | Path) -> None:
     """Raise if nothing can be written into a folder, or it cannot be made; nothing is made.
 
-    Raises
-    ------
-    InputError
-        With the reason.
+    Raise InputError with the reason.
     """
     there = Path(folder).absolute()
     try:
@@ -115,10 +117,7 @@ def refuse_closed(folder: str | Path) -> None:
 def make_writable(folder: str | Path) -> None:
     """Make a folder, and raise if nothing can be written into it.
 
-    Raises
-    ------
-    InputError
-        With the reason.
+    Raise InputError with the reason.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -24,15 +24,12 @@ def has_range(text: str) -> bool:
 def expanded(text: str) -> list[str]:
     """Return the names that a name with ranges stands for, in their order; numbers keep their zeros.
 
+    Raise InputError if a bracket is left open, or a range is none: which, and what was expected.
+
     >>> expanded("gpu[08-10]")
     ['gpu08', 'gpu09', 'gpu10']
     >>> expanded("r[1-2]n[1,3]")
     ['r1n1', 'r1n3', 'r2n1', 'r2n3']
-
-    Raises
-    ------
-    InputError
-        If a bracket is left open, or a range is none: which, and what was expected.
     """
     pieces = PARTS.split(text)
     if any(has_range(piece) for piece in pieces[::2]):

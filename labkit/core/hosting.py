@@ -34,30 +34,20 @@ WORDS: Final = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HostRules:
-    """The rules of one run about where gangs may lie.
-
-    Attributes
-    ----------
-    open : array of bool
-        (R, G) the distinct sets of device groups that jobs may be placed on; the first is all of them.
-    row : array
-        (N,) which of these sets is each job's.
-    spread : array
-        (N,) `SPLIT`, `FEW`, `PREFER`, or the number of machines that a gang needs.
-    wait_s : float
-        Seconds after its arrival from which on a gang that waits for few machines may be split; inf: never.
-    parts : tuple of array
-        (G,) device groups of the parts of the cluster that share no job, several only where partitions divide it.
-    said : str
-        The rules in words, for headers.
-    """
+    """The rules of one run about where gangs may lie."""
 
     open: Bools
+    """(R, G) the distinct sets of device groups that jobs may be placed on; the first is all of them."""
     row: Ints
+    """(N,) which of these sets is each job's."""
     spread: Ints
+    """(N,) `SPLIT`, `FEW`, `PREFER`, or the number of machines that a gang needs."""
     wait_s: float = math.inf
+    """Seconds after its arrival from which on a gang that waits for few machines may be split; inf: never."""
     parts: tuple[Bools, ...] = ()
+    """(G,) device groups of the parts of the cluster that share no job, several only where partitions divide it."""
     said: str = ""
+    """The rules in words, for headers."""
 
     @classmethod
     def of(
@@ -65,19 +55,11 @@ class HostRules:
     ) -> Self | None:
         """Return the rules for some jobs on a cluster; None where there is none.
 
-        Partitions that the cluster does not have count as none: see `unmet_partitions`.
+        Partitions that the cluster does not have count as none: see `unmet_partitions`. Raise InputError if it is none
+        of these, or a partition has no machines.
 
-        Parameters
-        ----------
-        consolidate : str, optional
-            wait, prefer or split, for all jobs; by default as each job has it, and split where it has none.
-        wait_s : float, optional
-            Seconds after which a gang that waits may be split.
-
-        Raises
-        ------
-        InputError
-            If it is none of these, or a partition has no machines.
+        `consolidate`: wait, prefer or split, for all jobs; by default as each job has it, and split where it has none;
+        `wait_s`: seconds after which a gang that waits may be split.
         """
         if consolidate is not None and consolidate not in MANNERS:
             raise unknown("consolidate", str(consolidate), MANNERS)
@@ -263,12 +245,7 @@ def with_partitions_of(jobs: Jobs, cluster: Cluster) -> Cluster:
     """Return a cluster with a partition for each that jobs name and it lacks, divided by what their jobs need.
 
     Machines go one after the other to the partition with the most GPU-seconds for each GPU that it has so far, after
-    each got enough for its largest gang.
-
-    Raises
-    ------
-    InputError
-        If the machines do not suffice for the largest gang of each.
+    each got enough for its largest gang. Raise InputError if the machines do not suffice for the largest gang of each.
     """
     missing = [i for i, name in enumerate(jobs.partitions) if name and name not in cluster.partitions]
     if not missing:

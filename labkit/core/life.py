@@ -27,31 +27,21 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Profile:
-    """Steps per second by kind of job, as far as it was measured.
-
-    Attributes
-    ----------
-    kind : array
-        (N,) the kind of each job of the run: jobs of one kind have the same model and gang.
-    alone : array
-        (K, T) steps/s of a kind on each device type, on as few machines as possible; 0: it cannot run there.
-    apart : array
-        (K, T) the same with its GPUs on as many machines as possible.
-    mixed : array
-        (K,) steps/s on GPUs of all types at once, for gangs larger than any one type; 0 for the others.
-    shared : array or None
-        (K, K, T) steps/s of the first kind when each of its GPUs is shared with the second; NaN: not measured, 0: they
-        cannot share. None: it is not known how fast two jobs on one GPU are.
-    fits : array of bool
-        (K, T) whether one machine of this type holds the whole gang.
-    """
+    """Steps per second by kind of job, as far as it was measured."""
 
     kind: Ints
+    """(N,) the kind of each job of the run: jobs of one kind have the same model and gang."""
     alone: Floats
+    """(K, T) steps/s of a kind on each device type, on as few machines as possible; 0: it cannot run there."""
     apart: Floats
+    """(K, T) the same with its GPUs on as many machines as possible."""
     mixed: Floats
+    """(K,) steps/s on GPUs of all types at once, for gangs larger than any one type; 0 for the others."""
     shared: Floats | None
+    """(K, K, T) steps/s of the first kind when each of its GPUs is shared with the second; NaN: not measured, 0: they
+    cannot share. None: it is not known how fast two jobs on one GPU are."""
     fits: Bools
+    """(K, T) whether one machine of this type holds the whole gang."""
 
 
 class Profiler(Protocol):
@@ -96,65 +86,45 @@ class Contention(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Hold:
-    """Machines that a reservation keeps from some jobs, from a start to an end.
-
-    Attributes
-    ----------
-    machines : array of bool
-        (M,) which they are.
-    may : array of bool
-        (N,) which jobs may have them all the same.
-    known_s, start_s, end_s : float
-        From when on schedulers know of it, and when it holds, in seconds since the run began.
-    """
+    """Machines that a reservation keeps from some jobs, from a start to an end."""
 
     machines: Bools
+    """(M,) which they are."""
     may: Bools
+    """(N,) which jobs may have them all the same."""
     known_s: float
     start_s: float
     end_s: float
+    """`known_s`, `start_s` and `end_s`: from when on schedulers know of it, and when it holds, in seconds since the run
+    began."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Context:
-    """What a scheduler may know before the first decision of a run.
-
-    Attributes
-    ----------
-    jobs : Jobs
-        What is declared of all jobs of the run; when they come is not for a scheduler to use.
-    cluster : Cluster
-        Where they run.
-    runs_on : array of bool
-        (N, T) which jobs can run on which device types.
-    measure : Measure
-        Trains a job alone with some gangs for a moment.
-    profile : Profiler
-        Trains one job of each kind on each device type.
-    rng : Generator
-        For a scheduler that draws.
-    rehearse : Rehearse or None
-        Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
-        of the truth is in it. None: it is not known.
-    interference : Contention or None
-        What measurements before the run have shown of co-located jobs; None: there are none.
-    slot_s : float
-        Seconds from one decision to the next where decisions fall on slots alone: what a job leaves stays idle until
-        the next one. inf: a decision is due at events, too.
-    holds : tuple of Hold
-        What reservations will keep from jobs, for schedulers that plan ahead.
-    """
+    """What a scheduler may know before the first decision of a run."""
 
     jobs: Jobs
+    """What is declared of all jobs of the run; when they come is not for a scheduler to use."""
     cluster: Cluster
+    """Where they run."""
     runs_on: Bools
+    """(N, T) which jobs can run on which device types."""
     measure: Measure
+    """Trains a job alone with some gangs for a moment."""
     profile: Profiler
+    """Trains one job of each kind on each device type."""
     rng: np.random.Generator
+    """For a scheduler that draws."""
     rehearse: Rehearse | None = None
+    """Simulates what another scheduler, or another decision, would have come to with speeds that are believed: nothing
+    of the truth is in it. None: it is not known."""
     interference: Contention | None = None
+    """What measurements before the run have shown of co-located jobs; None: there are none."""
     slot_s: float = inf
+    """Seconds from one decision to the next where decisions fall on slots alone: what a job leaves stays idle until the
+    next one. inf: a decision is due at events, too."""
     holds: tuple[Hold, ...] = ()
+    """What reservations will keep from jobs, for schedulers that plan ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,10 +63,7 @@ def is_outside(name: str) -> bool:
 def find(name: str, *, what: str) -> Any:
     """Return what a name stands for that is not labkit's own: in a file or module, or an entry point; None: neither.
 
-    Raises
-    ------
-    InputError
-        As `load` and `loaded`.
+    Raise InputError as `load` and `loaded`.
     """
     if is_outside(name):
         return load(name, what=what)
@@ -114,10 +111,7 @@ def load(name: str, *, what: str) -> Any:
 def use_file(name: object, *, what: str) -> None:
     """Note that a scheduler reads or writes a file that an option names.
 
-    Raises
-    ------
-    InputError
-        If a stored record names it, and there is no consent.
+    Raise InputError if a stored record names it, and there is no consent.
     """
     for each in name if isinstance(name, list | tuple) else [name]:
         file = Path(str(each)).expanduser().absolute()
@@ -225,10 +219,7 @@ def reproductions() -> dict[str, ModuleType]:
 def reproduction(name: str) -> ModuleType:
     """Return the module of a paper's own form, by name; the docstring of `reproductions` says what it offers.
 
-    Raises
-    ------
-    InputError
-        If it is not installed, or cannot be imported; in one line.
+    Raise InputError if it is not installed, or cannot be imported; in one line.
     """
     if (point := from_packages("reproduction").get(name)) is None:
         raise InputError(
@@ -253,13 +244,7 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 def loaded(point: EntryPoint, *, what: str) -> Any:
-    """Return what an entry point stands for.
-
-    Raises
-    ------
-    InputError
-        If it cannot be imported; in one line.
-    """
+    """Return what an entry point stands for; InputError if it cannot be imported; in one line."""
     if point.dist is not None and not _is_own(point):
         package = f"{point.dist.name} {point.dist.version}"
         digest = consent.digest_of([(point.name, f"{package} {point.value}".encode())])

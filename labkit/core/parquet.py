@@ -65,10 +65,7 @@ Column = NDArray[Any] | Texts
 def encode(columns: Mapping[str, Column], *, notes: Mapping[str, str] | None = None) -> bytes:
     """Return a Parquet file with columns of one length, and notes for its reader.
 
-    Parameters
-    ----------
-    columns : mapping
-        Arrays of bool, int32, int64, float32 or float64, and `Texts` whose names differ.
+    `columns`: arrays of bool, int32, int64, float32 or float64, and `Texts` whose names differ.
     """
     out, chunks = bytearray(MAGIC), []
     sizes: list[tuple[int, int]] = []
@@ -90,10 +87,7 @@ def encode(columns: Mapping[str, Column], *, notes: Mapping[str, str] | None = N
 def decode(data: bytes) -> tuple[dict[str, Column], dict[str, str]]:
     """Return the columns and the notes of a Parquet file; one that labkit did not write is read with pyarrow.
 
-    Raises
-    ------
-    ParquetError
-        If it is cut short or damaged, or pyarrow is needed and missing.
+    Raise ParquetError if it is cut short or damaged, or pyarrow is needed and missing.
     """
     with _told():
         if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:

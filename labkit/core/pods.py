@@ -28,12 +28,8 @@ def with_forwarding(batch: Events, *, pod: Ints, cluster: Cluster) -> Events:
     A job leaves it when it is placed with all of its tasks elsewhere. A batch that tells this of a job already, as a
     recording does, is not told again.
 
-    Parameters
-    ----------
-    batch : Events
-        In order of time.
-    pod : array
-        (N,) the pod that each job belongs to before the batch; -1: none, and it is never forwarded.
+    `batch`: in order of time; `pod`: (N,) the pod that each job belongs to before the batch; -1: none, and it is never
+    forwarded.
     """
     rows = np.flatnonzero(batch["kind"] == _PLACED)
     if not len(rows):

@@ -50,14 +50,10 @@ class ChangeModel(Protocol):
     """A speed model that is not local and knows what starts and rescales take, and how they slow others down.
 
     With one, a job that is rescaled goes on with its old tasks until the new ones are ready.
-
-    Attributes
-    ----------
-    warm_s : float
-        Seconds without tasks after which the next start on a machine is a cold one, as the first is.
     """
 
     warm_s: float
+    """Seconds without tasks after which the next start on a machine is a cold one, as the first is."""
 
     def change_s(self, jobs: Ints, *, n_new: Ints, cold: Bools | None = None) -> Floats:
         """Return the seconds that a start, a restart and a rescale take with no job beside it, (J, 3).
@@ -79,14 +75,10 @@ class PhaseModel(SpeedModel, Protocol):
     """A speed model of jobs whose speed changes as they progress, as that of training with an adaptive batch does.
 
     It is told the steps that jobs have done (`running.steps`); where that is empty, none.
-
-    Attributes
-    ----------
-    round_s : float
-        Phases and jobs end at multiples of this many seconds, as in simulators that count seconds; 0: exactly.
     """
 
     round_s: float
+    """Phases and jobs end at multiples of this many seconds, as in simulators that count seconds; 0: exactly."""
 
     def ends(self, jobs: Ints, steps: Floats) -> Floats:
         """Return at which steps the phase ends in which each job is that has done so many, (J,); inf: never."""

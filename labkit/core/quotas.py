@@ -33,17 +33,7 @@ class Quotas:
     are hidden from the first one on whose gang, with those of the user's jobs that run or were admitted, would exceed
     the quota. A job that waits for hosts which a reservation keeps from it takes none of the quota meanwhile. An
     elastic job may grow into what its user's other jobs leave. It is what queues in front of a scheduler do, such as
-    Kueue's [1]_.
-
-    Attributes
-    ----------
-    gpus : mapping
-        GPUs by user; `*` is the quota of each user that has none of its own. Without it they have no limit.
-
-    Raises
-    ------
-    InputError
-        If a quota is no number >= 0.
+    Kueue's [1]_. Raise InputError if a quota is no number >= 0.
 
     Examples
     --------
@@ -56,6 +46,7 @@ class Quotas:
     """
 
     gpus: Mapping[str, float] = field(default_factory=dict)
+    """GPUs by user; `*` is the quota of each user that has none of its own. Without it they have no limit."""
 
     def __post_init__(self) -> None:
         if not self.gpus:
@@ -68,10 +59,7 @@ class Quotas:
     def of(cls, said: Quotas | Mapping[str, float] | str | Path) -> Self:
         """Return quotas of a mapping, of a text such as "vision=8,*=4", or of a TOML file with a table [quota].
 
-        Raises
-        ------
-        InputError
-            If it is none of them.
+        Raise InputError if it is none of them.
         """
         if isinstance(said, Quotas):
             return cls(said.gpus)
@@ -84,10 +72,7 @@ class Quotas:
     def limits(self, jobs: Jobs) -> Floats:
         """Return the most GPUs of each user of some jobs, (U,); inf: no limit.
 
-        Raises
-        ------
-        InputError
-            If a user has no job, or a job's gang alone exceeds its user's quota.
+        Raise InputError if a user has no job, or a job's gang alone exceeds its user's quota.
         """
         for user in self.gpus:
             if user not in jobs.users and user != OTHERS:
@@ -114,17 +99,9 @@ class Quotas:
 class AdmissionControl:
     """Which jobs of a run a scheduler may see, and what of its decision exceeds no quota.
 
-    Parameters
-    ----------
-    quotas : Quotas
-        GPUs by user.
-    ledger : Ledger
-        What the run's jobs hold.
+    Raise InputError as `Quotas.limits`.
 
-    Raises
-    ------
-    InputError
-        As `Quotas.limits`.
+    `quotas`: gPUs by user; `ledger`: what the run's jobs hold.
     """
 
     def __init__(self, quotas: Quotas, ledger: Ledger) -> None:

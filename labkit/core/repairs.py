@@ -17,6 +17,8 @@ FEWEST_TO_BALANCE = 2
 def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
     """Raise if a repair is not of tasks that a job holds once it is placed, or is there twice.
 
+    Raise PlacementError, which names the repair and what was expected.
+
     Parameters
     ----------
     placement : Placement
@@ -25,11 +27,6 @@ def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
         (N,) what each job holds before it, as `labkit.core.book.HELD` has it.
     jobs : Jobs
         Their names.
-
-    Raises
-    ------
-    PlacementError
-        It names the repair and what was expected.
     """
     seen: set[tuple[int, int, int, int]] = set()
     for job, role, task, kind in placement.repairs.tolist():
@@ -53,10 +50,7 @@ def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
 def refuse_reasons(placement: Placement, n_jobs: int) -> None:
     """Raise if a reason is of a job that is not one of the run's N.
 
-    Raises
-    ------
-    PlacementError
-        It tells the reason and the job.
+    Raise PlacementError, which tells the reason and the job.
     """
     for reason in placement.reasons:
         if not 0 <= reason.job < n_jobs:

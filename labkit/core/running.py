@@ -72,40 +72,27 @@ class Running:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TaskUse:
-    """What one task of each row of `Running` uses, and how fast it is, (P,) each; NaN: not known, or not of its role.
-
-    Attributes
-    ----------
-    cores : array
-        Cores in use, mean over time.
-    step_s, compute_s : array
-        Of a worker: seconds between two of its steps, and those in which it computes its gradient.
-    load : array
-        Of a parameter server: part of the job's gradient bytes that it takes in.
-    """
+    """What one task of each row of `Running` uses, and its speed, (P,) each; NaN: not known, or not of its role."""
 
     cores: Floats
+    """Cores in use, mean over time."""
     step_s: Floats
     compute_s: Floats
+    """`step_s` and `compute_s`: of a worker: seconds between two of its steps, and those in which it computes its
+    gradient."""
     load: Floats
+    """Of a parameter server: part of the job's gradient bytes that it takes in."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EachTask:
-    """What each single task of running jobs uses, K of them, in order of job, role and task.
-
-    Attributes
-    ----------
-    at : array
-        (K,) position of its job in `Running.job`.
-    role, task, row : array
-        (K,) its role, its number within it, and its row of `Running`.
-    use : TaskUse
-        (K,) each; here `compute_s` of a server is the time that an update of the size of the whole model takes it.
-    """
+    """What each single task of running jobs uses, K of them, in order of job, role and task."""
 
     at: Ints
+    """(K,) position of its job in `Running.job`."""
     role: NDArray[np.int8]
     task: Ints
     row: Ints
+    """`role`, `task` and `row`: (K,) its role, its number within it, and its row of `Running`."""
     use: TaskUse
+    """(K,) each; here `compute_s` of a server is the time that an update of the size of the whole model takes it."""

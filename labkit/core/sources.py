@@ -27,21 +27,14 @@ _OURS: Final = "labkit"
 
 @dataclass(frozen=True, eq=False)
 class Sources(MetaPathFinder):
-    """Python files below a folder, as they were read once.
-
-    Attributes
-    ----------
-    root : Path
-        The folder from which modules are named.
-    main : Path
-        The file that was named.
-    files : dict
-        Path below the folder -> its bytes.
-    """
+    """Python files below a folder, as they were read once."""
 
     root: Path
+    """The folder from which modules are named."""
     main: Path
+    """The file that was named."""
     files: dict[str, bytes]
+    """Path below the folder -> its bytes."""
 
     @property
     def digest(self) -> str:
@@ -80,13 +73,7 @@ class _FromBytes(Loader):
 
 
 def sources_of(main: Path, source: bytes) -> Sources:
-    """Return a file with what it imports, directly or not, from its folder.
-
-    Raises
-    ------
-    InputError
-        If that is too much.
-    """
+    """Return a file with what it imports, directly or not, from its folder; InputError if that is too much."""
     files = {main.name: source}
     _close(files, root=main.parent, begin=[source])
     return Sources(main.parent, main, files)

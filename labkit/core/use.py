@@ -22,23 +22,16 @@ _GONE: Final = tuple(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TaskMeasures:
-    """What was measured last of single tasks, T of them, in order of job, role and task.
-
-    Attributes
-    ----------
-    job, role, task : array
-        (T,) which task: its number within job and role, in the order of the job's rows.
-    at_s : array
-        (T,) when the newest of its measurements was made.
-    values : array
-        (T, quantities) by `Quantity`; NaN: not known.
-    """
+    """What was measured last of single tasks, T of them, in order of job, role and task."""
 
     job: Ints
     role: NDArray[np.int8]
     task: Ints
+    """`job`, `role` and `task`: (T,) which task: its number within job and role, in the order of the job's rows."""
     at_s: Floats
+    """(T,) when the newest of its measurements was made."""
     values: Floats
+    """(T, quantities) by `Quantity`; NaN: not known."""
 
     def __len__(self) -> int:
         return len(self.job)
@@ -47,28 +40,18 @@ class TaskMeasures:
 class Use:
     """The newest measurements of N jobs, by role: NaN where there was none.
 
-    Parameters
-    ----------
-    n : int
-        N, jobs of the run.
-
-    Attributes
-    ----------
-    newest : array
-        (N, roles, quantities) values of the rows that tell of all tasks of a role.
-    peak_gb : array
-        (N, roles) largest memory of one task that was ever measured.
-    at_s : array
-        (N,) when the newest measurement was made.
-    n_out_of_memory : array
-        (N, roles) how many tasks ran out of memory so far.
+    `n`: N, jobs of the run.
     """
 
     def __init__(self, n: int) -> None:
         self.newest: Floats = np.full((n, ROLES, len(Quantity)), np.nan)
+        """(N, roles, quantities) values of the rows that tell of all tasks of a role."""
         self.peak_gb: Floats = np.full((n, ROLES), np.nan)
+        """(N, roles) largest memory of one task that was ever measured."""
         self.at_s: Floats = np.full(n, np.nan)
+        """(N,) when the newest measurement was made."""
         self.n_out_of_memory: Ints = np.zeros((n, ROLES), np.int32)
+        """(N, roles) how many tasks ran out of memory so far."""
         self._tasks: dict[int, dict[tuple[int, int], Floats]] = {}
         """job -> (role, task) -> when it was measured, and by quantity."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
-from labkit.core.files import refuse_unreadable
+from labkit.core.files import refuse_unreadable, write_atomically
 from labkit.system.printing import printable
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -21,48 +21,33 @@ Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 @dataclass(frozen=True)
 class WeightsFiles:
-    """The files of one policy.
-
-    Attributes
-    ----------
-    policy, version : str
-        What a file must say it is for; the version is that of what the policy sees.
-    remedy : str
-        The sentence that ends each error: how to make such a file.
-    folder : Path, optional
-        Where those that come with labkit are.
-    of : str
-        What a file holds, in errors.
-    other : mapping
-        The remedy where a file is for the policy of that name.
-    former : mapping
-        The remedy where a file is of that version.
-    tensors : mapping
-        What tensors hold that are no weights of the network, in words.
-    reveals : mapping
-        What of the data of a training can be read from a tensor; the first one that a file has counts.
-    """
+    """The files of one policy."""
 
     policy: str
     version: str
+    """`policy` and `version`: what a file must say it is for; the version is that of what the policy sees."""
     remedy: str
+    """The sentence that ends each error: how to make such a file."""
     folder: Path | None = None
+    """Where those that come with labkit are."""
     of: str = "weights of a policy"
+    """What a file holds, in errors."""
     other: Mapping[str, str] = field(default_factory=dict)
+    """The remedy where a file is for the policy of that name."""
     former: Mapping[str, str] = field(default_factory=dict)
+    """The remedy where a file is of that version."""
     tensors: Mapping[str, str] = field(default_factory=dict)
+    """What tensors hold that are no weights of the network, in words."""
     reveals: Mapping[str, str] = field(default_factory=dict)
+    """What of the data of a training can be read from a tensor; the first one that a file has counts."""
 
     def write(self, path: str | Path, tensors: Mapping[str, np.ndarray[Any, Any]], **about: str) -> None:
         """Write a file in single precision, whole or not at all."""
         from safetensors.numpy import save
 
-        path = Path(path)
         single = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
         content = save(single, metadata={"policy": self.policy, "version": self.version, **about})
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_atomically(Path(path), lambda temporary: temporary.write_bytes(content))
 
     def shipped(self) -> list[str]:
         """Return the names of those that come with labkit."""
@@ -71,10 +56,7 @@ class WeightsFiles:
     def find(self, name: str | Path) -> Path:
         """Return the path of a file that is named, or given by its path.
 
-        Raises
-        ------
-        InputError
-            If it is neither a name of `shipped()` nor ends in .safetensors.
+        Raise InputError if it is neither a name of `shipped()` nor ends in .safetensors.
         """
         path = Path(name)
         if path.suffix == ".safetensors":
@@ -97,10 +79,7 @@ class WeightsFiles:
     def read(self, path: Path) -> tuple[dict[str, str], Tensors]:
         """Return what a file says of itself, and its tensors in single precision.
 
-        Raises
-        ------
-        InputError
-            If it cannot be read, is of another format, or is for another policy or version.
+        Raise InputError if it cannot be read, is of another format, or is for another policy or version.
         """
         with opened(path, of=self.of, remedy=self.remedy) as file:
             about: dict[str, str] = file.metadata() or {}
@@ -117,10 +96,7 @@ class WeightsFiles:
     def told(self, path: Path, about: Mapping[str, str], **kinds: Callable[[str], Any]) -> tuple[Any, ...]:
         """Return what a file says of itself under some names; a function for each of them reads it.
 
-        Raises
-        ------
-        InputError
-            If it says nothing under a name, or what cannot be read.
+        Raise InputError if it says nothing under a name, or what cannot be read.
         """
         found = []
         for name, read in kinds.items():
@@ -132,13 +108,7 @@ class WeightsFiles:
         return tuple(found)
 
     def refuse(self, path: Path, fault: str) -> None:
-        """Raise unless there is nothing wrong with what a file holds.
-
-        Raises
-        ------
-        InputError
-            If `fault` is not empty.
-        """
+        """Raise unless there is nothing wrong with what a file holds; InputError if `fault` is not empty."""
         if fault:
             raise InputError(f"{path}: {printable(fault)}. {self.remedy}")
 
@@ -147,10 +117,7 @@ class WeightsFiles:
 def opened(path: Path, *, of: str, remedy: str) -> Iterator[Any]:
     """Lend what reads a file of tensors; it is data alone, nothing in it is executed.
 
-    Raises
-    ------
-    InputError
-        If it cannot be read or is of another format, also where a tensor has a type that numpy has not.
+    Raise InputError if it cannot be read or is of another format, also where a tensor has a type that numpy has not.
     """
     refuse_unreadable(path, expected=f"{of} (safetensors)", error=InputError)
     from safetensors import SafetensorError, safe_open
@@ -167,12 +134,8 @@ def opened(path: Path, *, of: str, remedy: str) -> Iterator[Any]:
 def fault_of(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, why: str = "") -> str:
     """Return what is wrong with tensors of which names and shapes are expected; empty: nothing.
 
-    Parameters
-    ----------
-    tensors, expected : mapping
-        The tensors, and the shape of each that there should be.
-    why : str
-        What the shapes follow from, told after them.
+    `tensors`, `expected`: the tensors, and the shape of each that there should be; `why`: what the shapes follow from,
+    told after them.
     """
     for name, shape in expected.items():
         if tensors[name].shape != shape:

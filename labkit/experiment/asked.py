@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.core.bounds import MAX_DECISIONS
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.core.text import labelled, split_names
@@ -32,10 +32,7 @@ KINDS: Final[dict[str, tuple[type, str]]] = {
 def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
     """Return jobs: themselves, read from a trace that is named, or generated with a seed ("poisson(80, per_hour=12)").
 
-    Raises
-    ------
-    InputError
-        If it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
+    Raise InputError if it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
     """
     if isinstance(given, Jobs):
         if not len(given):
@@ -54,13 +51,10 @@ def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
 def schedulers_of(given: Any) -> list[Scheduler | str]:
     """Return the schedulers to compare; a text is a list of names, as on the command line.
 
+    Raise InputError if there is none, or it is no list.
+
     >>> schedulers_of("fifo, las(quantum_s=60)")
     ['fifo', 'las(quantum_s=60)']
-
-    Raises
-    ------
-    InputError
-        If there is none, or it is no list.
     """
     chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
     if not isinstance(chosen, Iterable):
@@ -77,23 +71,11 @@ def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
         raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
 
 
-def refuse_unknown(options: Iterable[str], *, known: Iterable[str]) -> None:
-    """Raise if an option of a simulation is misspelt."""
-    names = sorted(set(known))
-    for option in options:
-        if option not in names:
-            raise unknown("option of a simulation", option, names)
-
-
 def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
     """Raise if a part of a simulation is of another kind than it should be, or a seed is no whole number >= 0.
 
-    Parameters
-    ----------
-    given : mapping
-        Name of a part -> what was given, None where it was left out.
-    kinds : mapping
-        Name of a part -> the type that it must have, and how to make one.
+    `given`: name of a part -> what was given, None where it was left out; `kinds`: name of a part -> the type that it
+    must have, and how to make one.
     """
     for name, (kind, example) in kinds.items():
         if given[name] is not None and not isinstance(given[name], kind):
@@ -105,10 +87,8 @@ def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]
 def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
     """Raise if slots are so short that decisions would not come to an end within reason.
 
-    Raises
-    ------
-    InputError
-        If they cut the time from the first arrival until the longest job could be over into more than ten million.
+    Raise InputError if they cut the time from the first arrival until the longest job could be over into more than ten
+    million.
     """
     last_s = np.nanmax(np.append(jobs.arrival_s + np.nan_to_num(jobs.duration_s), 0.0))
     span_s = float(last_s - jobs.arrival_s.min(initial=0.0))
@@ -117,18 +97,6 @@ def refuse_endless(jobs: Jobs, *, every_s: float) -> None:
             f"a decision every {every_s:g} s over the {span_s:,.0f} s of {jobs.name} is {span_s / every_s:.3g} "
             f"decisions; expected at most {MAX_DECISIONS:,}: decide every {span_s / MAX_DECISIONS:.2g} s or less often."
         )
-
-
-def seed_of(options: Mapping[str, Any]) -> int:
-    """Return the seed of an experiment and of a generated trace; what is no seed is told later."""
-    seed = options.get("seed", 0)
-    return int(seed) if isinstance(seed, int | np.integer) and seed >= 0 else 0
-
-
-def refuse_no_flag(name: str, given: object) -> None:
-    """Raise if an option that is on or off is neither: "no" would count as on."""
-    if not isinstance(given, bool):
-        raise InputError(f"{name} is {given!r}; expected True or False.")
 
 
 def refuse_unpriced(prices: Mapping[str, float] | None, cluster: Cluster) -> None:

@@ -78,10 +78,7 @@ def job_of(
 ) -> Jobs:  # fmt: skip
     """Return the job as a trace of one, asynchronous, with the cores shared evenly by the tasks that are asked for.
 
-    Raises
-    ------
-    InputError
-        If it has no servers, or makes no sense otherwise.
+    Raise InputError if it has no servers, or makes no sense otherwise.
     """
     for name, n in (("steps", steps), ("workers", workers), ("servers", servers), ("batch", batch)):
         if n < 1:
@@ -103,12 +100,8 @@ def program_of(
     """Return the name of a training of one's own, its program as a script, packed, and how it trains.
 
     The name ends with the hash of what was written: of the file, or of the module and the loss. Final plans are kept by
-    it, so that a training that was changed starts anew.
-
-    Raises
-    ------
-    InputError
-        If it defines what a job that configures itself does not take: which.
+    it, so that a training that was changed starts anew. Raise InputError if it defines what a job that configures
+    itself does not take: which.
     """
     from labkit.elastic.data import as_dataset
     from labkit.testbed.run.own_scripts import STAGED, OwnScript, pickle_by_value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from labkit.core.cluster import Cluster
@@ -96,3 +98,15 @@ def _first_decision_s(arrival_s: Floats, cadence: Cadence | None) -> Floats:
         return arrival_s
     slots: Floats = np.ceil(arrival_s / cadence.slot_s - 1e-9)  # as Cadence.this_slot_s
     return cadence.slot_s * slots
+
+
+CLEARLY: Final = 1.01
+"""Gangs that are faster by less than this factor count as equal."""
+
+
+def rests_on_faster(jobs: Jobs, *, speed: SpeedModel) -> bool:
+    """Return whether some job has a gang that is faster than the one that it asks for; False where it is not known."""
+    best = fastest(jobs, speed=speed)
+    if best is None:
+        return False
+    return bool((best * speed.durations_s() > CLEARLY * jobs.total_steps).any())

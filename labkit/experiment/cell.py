@@ -30,44 +30,30 @@ from labkit.schedulers import open_options, options_of
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What came out of a cell.
-
-    Attributes
-    ----------
-    cell : Cell
-        Which one.
-    metrics : mapping
-        As `RunRecord.summary`; empty where it failed.
-    error, trace : str
-        Why it failed, in one line and in full; "" where it did not.
-    cpu_s, wall_s : float
-        Seconds that the processor worked on it, and that it took.
-    notes : tuple of str
-        Warnings.
-    record : RunRecord or None
-        The whole run, if it is to be kept.
-    speeds : str
-        Its speed model in words.
-    bound_jct_s : float
-        Mean JCT in seconds that no scheduler can go below there; NaN: it is not known.
-    bound_faster : bool
-        Whether that rests on gangs faster than those that jobs ask for.
-    reserved : tuple
-        What reservations did to its jobs: `labkit.results.notes.held_up`.
-    """
+    """What came out of a cell."""
 
     cell: Cell
+    """Which one."""
     metrics: Mapping[str, float]
+    """As `RunRecord.summary`; empty where it failed."""
     error: str = ""
     trace: str = ""
+    """`error` and `trace`: why it failed, in one line and in full; "" where it did not."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    """`cpu_s` and `wall_s`: seconds that the processor worked on it, and that it took."""
     notes: tuple[str, ...] = ()
+    """Warnings."""
     record: RunRecord | None = None
+    """The whole run, if it is to be kept."""
     speeds: str = ""
+    """Its speed model in words."""
     bound_jct_s: float = float("nan")
+    """Mean JCT in seconds that no scheduler can go below there; NaN: it is not known."""
     bound_faster: bool = False
+    """Whether that rests on gangs faster than those that jobs ask for."""
     reserved: tuple[tuple[str, str, int], ...] = ()
+    """What reservations did to its jobs: `labkit.results.notes.held_up`."""
 
 
 def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:

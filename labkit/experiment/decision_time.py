@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 def by_linear_program(value: Floats, capacity: Floats) -> float:
     """Return the highest level that all jobs reach together; columns are the shares, then the level.
 
-    Parameters
-    ----------
-    value : array
-        (J, V) normalised speed of each job on each device type.
-    capacity : array
-        (V,) GPUs of each type.
+    `value`: (J, V) normalised speed of each job on each device type; `capacity`: (V,) GPUs of each type.
     """
     n_jobs, n_types = value.shape
     job, kind = np.divmod(np.arange(value.size), n_types)

@@ -36,32 +36,19 @@ SCHEDULER: Final = "optimus"
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Jobs that really trained, and the simulation of the same.
-
-    Attributes
-    ----------
-    real, simulated : RunRecord
-        The runs.
-    notes : list of str
-        What went wrong on the way, in words.
-    rests_on : str
-        What the simulation knows of this machine, in a sentence or two.
-    """
+    """Jobs that really trained, and the simulation of the same."""
 
     real: RunRecord
     simulated: RunRecord
+    """`real` and `simulated`: the runs."""
     notes: list[str]
+    """What went wrong on the way, in words."""
     rests_on: str
+    """What the simulation knows of this machine, in a sentence or two."""
 
 
 def trace() -> Jobs:
-    """Return the jobs of the demo.
-
-    Raises
-    ------
-    InputError
-        If labkit was installed without its traces/ folder.
-    """
+    """Return the jobs of the demo; InputError if labkit was installed without its traces/ folder."""
     return _shipped(TRACE)
 
 

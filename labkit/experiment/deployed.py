@@ -219,10 +219,7 @@ def attach(
 def named_in(record: RunRecord) -> Scheduler:
     """Return the scheduler that a record names.
 
-    Raises
-    ------
-    InputError
-        If there is none, or it is not labkit's own and has no consent.
+    Raise InputError if there is none, or it is not labkit's own and has no consent.
     """
     asked = record.info.config.get(ASKED)
     with stored(False) if not is_stored() else nullcontext():

@@ -39,8 +39,7 @@ from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
 from labkit.experiment.asked import KINDS, refuse_endless, refuse_odd, refuse_unpriced
-from labkit.experiment.bound import jct_bound_s, mean_bound_s
-from labkit.experiment.bound_gangs import rests_on_faster
+from labkit.experiment.bound import jct_bound_s, mean_bound_s, rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context

@@ -24,10 +24,7 @@ def refuse_unfit(
 ) -> None:
     """Raise if a job cannot run even on the empty cluster, or on what of it a run's rules let it have.
 
-    Raises
-    ------
-    InputError
-        It names the first such job, what it needs, and what there is.
+    Raise InputError, which names the first such job, what it needs, and what there is.
     """
     for number in _kinds(jobs, runs_on, hosting)[0]:
         if said := _misfit_of(int(number), jobs, cluster, runs_on, hosting):
@@ -37,10 +34,7 @@ def refuse_unfit(
 def without_too_large(jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules | None = None) -> Jobs:
     """Return the jobs without those that the empty cluster cannot hold, and with a note that counts these.
 
-    Raises
-    ------
-    InputError
-        If none is left.
+    Raise InputError if none is left.
     """
     firsts, kind_of = _kinds(jobs, runs_on, hosting)
     why = [_misfit_of(int(number), jobs, cluster, runs_on, hosting) for number in firsts]

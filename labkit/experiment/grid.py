@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.core.bounds import MAX_CELLS, whole
+from labkit.core.calls import literal
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.core.text import labelled
+from labkit.core.text import labelled, split_names
 
 Scalar = str | int | float | bool | None
 ORDER: Final = ("trace", "cluster", "scheduler", "seed")
@@ -26,15 +27,10 @@ ORDER: Final = ("trace", "cluster", "scheduler", "seed")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: its value on each axis.
-
-    Attributes
-    ----------
-    keys : mapping
-        Axis -> value, in the order of the grid's axes.
-    """
+    """One run of a sweep: its value on each axis."""
 
     keys: Mapping[str, Scalar]
+    """Axis -> value, in the order of the grid's axes."""
 
     @property
     def name(self) -> str:
@@ -218,3 +214,17 @@ def _refuse_odd(axis: str, values: list[Any]) -> None:
     for value in values:
         if told[json.dumps(value)] > 1:
             raise InputError(f"{axis} has '{value}' twice; name it once, or give the two different labels.")
+
+
+def parameter(text: str) -> tuple[str, list[Any]]:
+    """Return the name and the values of a parameter.
+
+    >>> parameter("placer=pack,spread"), parameter("arrival_rate=1,1.5")
+    (('placer', ['pack', 'spread']), ('arrival_rate', [1, 1.5]))
+    """
+    name, equals, values = text.partition("=")
+    if not (equals and name.strip().isidentifier() and values.strip()):
+        raise InputError(f"--set '{text}' cannot be read; expected NAME=A,B,..., such as placer=pack,spread.")
+    if name.strip() in ("trace", "cluster", "scheduler", "schedulers", "seed", "seeds"):
+        raise InputError(f"--set '{text}': {name.strip()} has an option of its own; see `labkit sweep --help`.")
+    return name.strip(), [literal(value) for value in split_names(values)]

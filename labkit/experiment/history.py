@@ -110,12 +110,8 @@ def add(path: Path, kind: Likeness, plan: Plan) -> None:
 def kept(path: Path | None, scheduler: object) -> Callable[[Events], None] | None:
     """Give a scheduler that remembers what a file holds, and return an observer that adds what it learns.
 
-    None where there is no file, or the scheduler remembers nothing.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged, or cannot be written.
+    None where there is no file, or the scheduler remembers nothing. Raise InputError if the file is damaged, or cannot
+    be written.
     """
     if path is None or not isinstance(scheduler, Remembers):
         return None

@@ -32,21 +32,14 @@ ALWAYS_FILES: Final = ("throughputs", "profile")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Jobs, files and schedulers that cells name.
-
-    Attributes
-    ----------
-    traces : mapping
-        Label -> jobs, or the expression that generates them from a seed.
-    schedulers : mapping
-        Label -> a name, or a scheduler of a user's own, pickled: each cell has a fresh one.
-    files : mapping
-        Path as it was typed -> what it held.
-    """
+    """Jobs, files and schedulers that cells name."""
 
     traces: Mapping[str, str | Jobs]
+    """Label -> jobs, or the expression that generates them from a seed."""
     schedulers: Mapping[str, str | bytes]
+    """Label -> a name, or a scheduler of a user's own, pickled: each cell has a fresh one."""
     files: Mapping[str, bytes]
+    """Path as it was typed -> what it held."""
 
     @classmethod
     def of(cls, grid: Grid) -> Inputs:

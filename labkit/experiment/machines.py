@@ -22,15 +22,7 @@ class OnMachines:
 
     The run has a folder of its own, as that of `deploy`: where the notebook dies, `attach` goes on with it.
 
-    Parameters
-    ----------
-    opener : Preflight
-        What begins then.
-
-    Attributes
-    ----------
-    reasons : list of str
-        Why decisions change jobs; the caller gives the session the same list.
+    `opener`: what begins then.
     """
 
     live = True
@@ -42,6 +34,7 @@ class OnMachines:
         self._writer: RunWriter | None = None
         self._n_over = 0
         self.reasons: list[str] = []
+        """Why decisions change jobs; the caller gives the session the same list."""
 
     @property
     def now_s(self) -> float:

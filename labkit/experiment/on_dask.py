@@ -52,11 +52,7 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
 
     A cell that takes its worker with it is tried on others, as often as the cluster allows
     (`distributed.scheduler.allowed-failures`), and then has failed. Cells that shared its task are tried by themselves.
-
-    Raises
-    ------
-    SweepError
-        If the cluster is lost.
+    Raise SweepError if the cluster is lost.
     """
     sweep = f"labkit-{uuid4().hex[:12]}"
     client.register_plugin(_plugin(sweep, inputs))
@@ -68,13 +64,7 @@ def on_dask(cells: Sequence[Cell], *, inputs: Inputs, client: Client, keep: bool
 
 
 class _Tasks:
-    """What the cluster was given, and what waits here.
-
-    Attributes
-    ----------
-    running : dict
-        Future of a task -> its cells.
-    """
+    """What the cluster was given, and what waits here."""
 
     def __init__(self, client: Client, sweep: str, cells: Sequence[Cell], *, keep: bool) -> None:
         self._client, self._sweep, self._keep = client, sweep, keep
@@ -83,6 +73,7 @@ class _Tasks:
         self._lengths = Lengths()
         self._n_threads, self._looked_s = 1, -LOOK_AFTER_S
         self.running: dict[Any, list[Cell]] = {}
+        """Future of a task -> its cells."""
 
     def outcomes(self) -> Iterator[CellOutcome]:
         """Run everything."""
@@ -136,14 +127,14 @@ class _Tasks:
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Client]:
+def connect(address: str | None) -> Iterator[Client | None]:
     """Lend a connection to a cluster: an address, or the folder with address and certificates that `dask_up` wrote.
 
-    Raises
-    ------
-    InputError
-        If nothing answers there.
+    None lends None: nothing is asked of a cluster. Raise InputError if nothing answers there.
     """
+    if address is None:
+        yield None
+        return
     try:
         from distributed import Client
     except ImportError:

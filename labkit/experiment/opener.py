@@ -42,6 +42,8 @@ REHEARSED: Final = 5
 class Preflight:
     """A run on machines that may begin: its jobs and its scheduler are checked, nothing is asked of the hosts yet.
 
+    Raise InputError if a job cannot train or fits no host, or the scheduler needs a simulator.
+
     Parameters
     ----------
     experiment : Experiment
@@ -64,11 +66,6 @@ class Preflight:
         Its id, which no other run may have; by default one that is free, made of scheduler and trace.
     config : mapping, optional
         What else its record is to say of it.
-
-    Raises
-    ------
-    InputError
-        If a job cannot train or fits no host, or the scheduler needs a simulator.
     """
 
     def __init__(
@@ -141,12 +138,8 @@ class Preflight:
     def open(self, *, begun: Begun | None = None) -> tuple[SshBackend, RunWriter]:
         """Make the folder of the run, rehearse, and get all hosts ready; the caller closes both.
 
-        `begun` is called with the folder as soon as `labkit watch` can show it.
-
-        Raises
-        ------
-        InputError
-            If a host cannot be used; nothing has been started and there is no folder then.
+        `begun` is called with the folder as soon as `labkit watch` can show it. Raise InputError if a host cannot be
+        used; nothing has been started and there is no folder then.
         """
         from labkit.testbed.run.backend import SshBackend
 
@@ -220,10 +213,7 @@ def tell_end(writer: RunWriter, backend: SshBackend) -> None:
 def _refuse_leases(scheduler: Scheduler, name: str) -> None:
     """Refuse a scheduler whose jobs rest at the end of a lease, as in Gavel's published simulator.
 
-    Raises
-    ------
-    InputError
-        With what to take instead.
+    Raise InputError with what to take instead.
     """
     if getattr(scheduler, "lease_s", None) is not None:
         raise InputError(

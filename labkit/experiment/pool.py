@@ -48,10 +48,7 @@ ONE_THREAD: Final = dict.fromkeys(
 def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool = False) -> Iterator[CellOutcome]:
     """Run cells on so many processes, and give each outcome as it comes; closing the iterator ends the processes.
 
-    Raises
-    ------
-    SweepError
-        If no process can be started.
+    Raise SweepError if no process can be started.
     """
     team = _Team(pickle.dumps((inputs, keep)), cells)
     try:

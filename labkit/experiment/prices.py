@@ -31,13 +31,10 @@ def priced(scheduler: Scheduler, prices: Mapping[str, float] | None) -> Schedule
 def prices_of(given: Mapping[str, float] | str | Path | None) -> dict[str, float] | None:
     """Return prices: themselves, of `type=dollars,...`, or of a file with `type=dollars` or `type,dollars` a line.
 
+    Raise InputError if it is neither; the message names the part that cannot be read.
+
     >>> prices_of("v100=2.48, a100=3.2")
     {'v100': 2.48, 'a100': 3.2}
-
-    Raises
-    ------
-    InputError
-        If it is neither; the message names the part that cannot be read.
     """
     if given is None or isinstance(given, Mapping):
         return None if given is None else dict(given)

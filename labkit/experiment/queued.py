@@ -119,10 +119,7 @@ def _is_file(value: Any) -> bool:
 def refuse_taken(name: str, *, runs: str | Path) -> None:
     """Raise if a name cannot be that of a new queue.
 
-    Raises
-    ------
-    InputError
-        If it cannot name a folder, or something else has it.
+    Raise InputError if it cannot name a folder, or something else has it.
     """
     if not FOLDER.fullmatch(name):
         raise InputError(f"--name is '{name}'; expected letters, digits, '.', '_' and '-', at most 100.")

@@ -35,29 +35,7 @@ EXPECTED: Final = (
 class Reservation:
     """Hosts that only some jobs may use from a start to an end, as `scontrol create reservation` makes them [1]_.
 
-    Attributes
-    ----------
-    name : str
-        What jobs call it that belong to it.
-    hosts : tuple of str, or int
-        Names of machines, or how many: the last ones of the cluster, as most placers begin with the first.
-    start_s, end_s : float
-        Seconds since the run began; inf: it has no end.
-    users : tuple of str
-        Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or none (maintenance).
-    device_type : str
-        Where `hosts` is a number: of which device type they are; "": of any.
-    daily : bool
-        It holds again each day, for ever.
-    known_s : float
-        Seconds since the run began from which on schedulers that plan ahead know of it.
-    running : str
-        "preempt": jobs of others that run there at its start are preempted; "finish": they go on until they are done.
-
-    Raises
-    ------
-    InputError
-        If a value makes no sense.
+    Raise InputError if a value makes no sense.
 
     References
     ----------
@@ -65,14 +43,22 @@ class Reservation:
     """
 
     name: str
+    """What jobs call it that belong to it."""
     hosts: tuple[str, ...] | int
+    """Names of machines, or how many: the last ones of the cluster, as most placers begin with the first."""
     start_s: float = 0.0
     end_s: float = math.inf
+    """`start_s` and `end_s`: seconds since the run began; inf: it has no end."""
     users: tuple[str, ...] = ()
+    """Whose jobs may use it without belonging to it; empty: only jobs that belong to it, or none (maintenance)."""
     device_type: str = ""
+    """Where `hosts` is a number: of which device type they are; "": of any."""
     daily: bool = False
+    """It holds again each day, for ever."""
     running: str = "preempt"
+    """"preempt": jobs of others that run there at its start are preempted; "finish": they go on until they are done."""
     known_s: float = 0.0
+    """Seconds since the run began from which on schedulers that plan ahead know of it."""
 
     def __post_init__(self) -> None:
         what = f"reservation {shortened(self.name)}"
@@ -134,10 +120,7 @@ class Reservation:
     def machines(self, cluster: Cluster) -> Bools:
         """Return which machines of a cluster it holds, (M,).
 
-        Raises
-        ------
-        InputError
-            If the cluster has no such hosts, or not so many.
+        Raise InputError if the cluster has no such hosts, or not so many.
         """
         if isinstance(self.hosts, int):
             return self._last(self.hosts, cluster)
@@ -174,10 +157,7 @@ class Reservation:
 class Reservations:
     """Some reservations, of which no two hold the same host at the same moment.
 
-    Raises
-    ------
-    InputError
-        If there are none, or two have the same name.
+    Raise InputError if there are none, or two have the same name.
 
     Examples
     --------
@@ -198,10 +178,7 @@ class Reservations:
     def of(cls, said: Reservations | Sequence[Reservation] | Mapping[str, Mapping[str, Any]] | str | Path) -> Self:
         """Return reservations of a list, of a mapping by name, or of a TOML file with tables [reservation.NAME].
 
-        Raises
-        ------
-        InputError
-            If it is none of them.
+        Raise InputError if it is none of them.
         """
         if isinstance(said, Reservations):
             return cls(said.each)
@@ -219,10 +196,7 @@ class Reservations:
     def machines(self, cluster: Cluster) -> Bools:
         """Return which machines each holds, (R, M).
 
-        Raises
-        ------
-        InputError
-            As `Reservation.machines`, or if two hold the same machine at the same moment.
+        Raise InputError as `Reservation.machines`, or if two hold the same machine at the same moment.
         """
         held = np.array([one.machines(cluster) for one in self.each])
         for a, b in combinations(range(len(self.each)), 2):

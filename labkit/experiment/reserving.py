@@ -32,27 +32,18 @@ UNSEEN_DAYS: Final = 400
 
 @dataclass(eq=False)
 class Parts:
-    """Into which parts reservations divide a cluster at a moment; a part is the number of a reservation, or `REST`.
-
-    Attributes
-    ----------
-    of_group : array
-        (G,) the part of each device group.
-    may : dict
-        Part -> (N,) which jobs may be placed there.
-    shown : dict
-        Part -> (N,) which of them fit there, and are shown to its scheduler while they wait.
-    able : array
-        (N,) which jobs are shown anywhere; the others wait unseen.
-    plain : bool
-        Whether the whole cluster is open to all jobs.
-    """
+    """Into which parts reservations divide a cluster at a moment; a part is the number of a reservation, or `REST`."""
 
     of_group: Ints
+    """(G,) the part of each device group."""
     may: dict[int, Bools] = field(default_factory=dict)
+    """Part -> (N,) which jobs may be placed there."""
     shown: dict[int, Bools] = field(default_factory=dict)
+    """Part -> (N,) which of them fit there, and are shown to its scheduler while they wait."""
     able: Bools = field(default_factory=lambda: np.empty(0, np.bool_))
+    """(N,) which jobs are shown anywhere; the others wait unseen."""
     plain: bool = False
+    """Whether the whole cluster is open to all jobs."""
 
 
 class ReservationControl:
@@ -61,7 +52,9 @@ class ReservationControl:
     While a reservation holds, its hosts are a cluster of their own. A copy of the scheduler places jobs there that may
     use it, the scheduler itself all others on the other hosts, and also those for which the reservation had no room. A
     job that belongs to a reservation is placed nowhere else until that is over for good. A job that cannot fit in a
-    part of the cluster is not shown there. What holds tasks in several parts goes on as it is.
+    part of the cluster is not shown there. What holds tasks in several parts goes on as it is. Raise InputError if a
+    host, a user or a reservation that is named does not exist, two reservations hold the same host at the same moment,
+    or a job can never run because of them.
 
     Parameters
     ----------
@@ -71,12 +64,6 @@ class ReservationControl:
         What the run's jobs hold.
     runs_on : array of bool
         (N, T) which jobs run on which device types.
-
-    Raises
-    ------
-    InputError
-        If a host, a user or a reservation that is named does not exist, two reservations hold the same host at the
-        same moment, or a job can never run because of them.
     """
 
     def __init__(self, reservations: Reservations, ledger: Ledger, *, runs_on: Bools) -> None:
@@ -279,12 +266,7 @@ class ReservationControl:
 def without(placement: Placement, jobs: Ints, *, reason: str, named: Bools | None = None) -> Placement:
     """Return a placement in which some jobs, and those that would share their GPUs, get nothing.
 
-    Parameters
-    ----------
-    reason : str
-        Why, of each of these jobs; "": none is told.
-    named : array of bool, optional
-        Which of `set_jobs` it is silent about from now on.
+    `reason`: why, of each of these jobs; "": none is told; `named`: which of `set_jobs` it is silent about from now on.
     """
     if len(placement.partner):
         mates = placement.partner[np.isin(placement.set_jobs, jobs)]

@@ -27,10 +27,7 @@ def refuse_unruly(
 ) -> None:  # fmt: skip
     """Raise if there are rules that a scheduler cannot be held to.
 
-    Raises
-    ------
-    InputError
-        It names the scheduler, and says why.
+    Raise InputError, which names the scheduler, and says why.
     """
     refuse_undivided(scheduler, divided=reservations is not None, name=name, remedy="--reservations")
     divided = hosting is not None and len(hosting.parts) > 1
@@ -47,10 +44,7 @@ def refuse_unruly(
 def refuse_undivided(scheduler: Scheduler, *, divided: bool, name: str, remedy: str) -> None:
     """Raise if a cluster is divided into parts, and a scheduler cannot be asked about one of them.
 
-    Raises
-    ------
-    InputError
-        It names the scheduler, and says why.
+    Raise InputError, which names the scheduler, and says why.
     """
     traits = Traits.of(scheduler)
     if not divided or not (traits.ideal or traits.lease_s is not None):

@@ -39,43 +39,29 @@ NUMBERS: Final = {float: "a number", int: "a whole number", bool: "True or False
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is said of a field wherever it can be typed.
-
-    Attributes
-    ----------
-    help : str
-        For the command line and the documentation; the unit is part of it.
-    kind : type
-        float, int, bool, str or Path: of what is typed.
-    flag : str
-        On the command line; "": the field's name without its unit.
-    metavar : str
-        What stands for the value in a help text; "": the kind.
-    least, most : float
-        The smallest and the largest value that it may have.
-    expected : str
-        What an error says that it should have been; "": by its kind.
-    may_be_file : bool
-        It may name a file, which goes along with a sweep's cells and needs consent where a stored record names it.
-    random : str
-        What a seed changes where it is set; "": nothing.
-    former : str
-        A former name, which is still read; "": none.
-    simulated : bool
-        It is of simulations alone: machines have their own.
-    """
+    """What is said of a field wherever it can be typed."""
 
     help: str
+    """For the command line and the documentation; the unit is part of it."""
     kind: type = str
+    """float, int, bool, str or Path: of what is typed."""
     flag: str = ""
+    """On the command line; "": the field's name without its unit."""
     metavar: str = ""
+    """What stands for the value in a help text; "": the kind."""
     least: float = -math.inf
     most: float = math.inf
+    """`least` and `most`: the smallest and the largest value that it may have."""
     expected: str = ""
+    """What an error says that it should have been; "": by its kind."""
     may_be_file: bool = False
+    """It may name a file, which goes along with a sweep's cells and needs consent where a stored record names it."""
     random: str = ""
+    """What a seed changes where it is set; "": nothing."""
     former: str = ""
+    """A former name, which is still read; "": none."""
     simulated: bool = False
+    """It is of simulations alone: machines have their own."""
 
     def check(self, name: str, value: Any) -> None:
         """Raise InputError if a value cannot be this option's."""

@@ -25,18 +25,12 @@ EQUAL: Final = 1e-9
 
 
 class Curves(NamedTuple):
-    """By job, the least share of the cluster's resource that a speed takes: convex, in pieces from no speed on.
-
-    Attributes
-    ----------
-    width : array
-        (N, K) steps/s of each piece; 0 where there are fewer.
-    slope : array
-        (N, K) share for each step/s of it.
-    """
+    """By job, the least share of the cluster's resource that a speed takes: convex, in pieces from no speed on."""
 
     width: Floats
+    """(N, K) steps/s of each piece; 0 where there are fewer."""
     slope: Floats
+    """(N, K) share for each step/s of it."""
 
 
 def curves_of(

@@ -278,10 +278,7 @@ def asked_speed(
 ) -> tuple[Jobs, SpeedModel, str]:
     """Return jobs, the speed model that was asked for by name or as itself, and in words where jobs got their steps.
 
-    Raises
-    ------
-    InputError
-        If it is neither; or a model is given beside an option that models made by name take.
+    Raise InputError if it is neither; or a model is given beside an option that models made by name take.
     """
     if isinstance(speed, str):
         jobs, stretched = with_steps(jobs, cluster, kind=speed, throughputs=throughputs)

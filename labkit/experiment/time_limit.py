@@ -23,12 +23,7 @@ class TimeLimitError(EndedError):
 class TimeLimited:
     """A live backend that ends the run at a time limit.
 
-    Parameters
-    ----------
-    backend : Backend
-        Where jobs run; one that is live comes back at least each second.
-    limit_s : float
-        Seconds of the run's clock.
+    `backend`: where jobs run; one that is live comes back at least each second; `limit_s`: seconds of the run's clock.
     """
 
     def __init__(self, backend: Backend, *, limit_s: float) -> None:
@@ -54,10 +49,7 @@ class TimeLimited:
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Let time pass, up to the limit.
 
-        Raises
-        ------
-        TimeLimitError
-            If the limit is over already: what happened until then was returned before.
+        Raise TimeLimitError if the limit is over already: what happened until then was returned before.
         """
         if self._backend.now_s >= self._limit_s:
             raise TimeLimitError(f"the time limit of {human_s(self._limit_s)} is over.")
@@ -70,13 +62,7 @@ def limited(backend: Backend, limit_s: float | None) -> Backend:
 
 
 def checked_limit(limit_s: float | None) -> float | None:
-    """Return a time limit, checked.
-
-    Raises
-    ------
-    InputError
-        If it is no positive number of seconds, or more than a year.
-    """
+    """Return a time limit, checked; InputError if it is no positive number of seconds, or more than a year."""
     if limit_s is not None and not (math.isfinite(limit_s) and 0 < limit_s <= LONGEST_S):
         raise InputError(f"a time limit of {limit_s:g} s; expected more than 0 s, and a year at most.")
     return limit_s

@@ -20,7 +20,7 @@ import numpy as np
 
 from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError, SweepError, unknown
-from labkit.core.files import make_writable
+from labkit.core.files import make_writable, write_text
 from labkit.core.jobs import Jobs
 from labkit.core.raised import raised_at
 from labkit.experiment.cell import check
@@ -28,7 +28,6 @@ from labkit.experiment.grid import Grid, Scalar
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
-from labkit.results import files
 from labkit.results.files import RunLock
 from labkit.results.sweeps import refuse_unknown_metric, sweep_differences
 from labkit.schedulers import make, open_options
@@ -48,35 +47,25 @@ TUNED: Final = "tuned"
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What a search found.
-
-    Attributes
-    ----------
-    trials : DataFrame
-        A row per trial: trial, the options, value (mean of the metric over the seeds searched; NaN: it failed), error.
-    best : dict
-        The options of the best trial; numbers with four digits.
-    checked : DataFrame
-        The best trial ("tuned") and the scheduler without them ("as it is") on the other seeds: a sweep's table.
-    searched, check_seeds : tuple of int
-        The seeds of the trials, and of the check.
-    edges : tuple of str
-        Options whose best value is at an end of their range.
-    name : str
-        The scheduler with the best options.
-    metric, highest : str, bool
-        What was searched.
-    """
+    """What a search found."""
 
     trials: pd.DataFrame
+    """A row per trial: trial, the options, value (mean of the metric over the seeds searched; NaN: it failed),
+    error."""
     best: dict[str, Value]
+    """The options of the best trial; numbers with four digits."""
     checked: pd.DataFrame
+    """The best trial ("tuned") and the scheduler without them ("as it is") on the other seeds: a sweep's table."""
     searched: tuple[int, ...]
     check_seeds: tuple[int, ...]
+    """`searched` and `check_seeds`: the seeds of the trials, and of the check."""
     edges: tuple[str, ...]
+    """Options whose best value is at an end of their range."""
     name: str
+    """The scheduler with the best options."""
     metric: str
     highest: bool
+    """`metric` and `highest`: what was searched."""
 
     @property
     def idle(self) -> bool:
@@ -213,13 +202,7 @@ class _Trial:
     parameters: dict[str, Scalar]
 
     def __call__(self, values: dict[str, Value]) -> float:
-        """Return the mean of the metric.
-
-        Raises
-        ------
-        SweepError
-            If a run failed, or has no number.
-        """
+        """Return the mean of the metric; SweepError if a run failed, or has no number."""
         grid = Grid(
             schedulers={TUNED: _with(self.scheduler, values)}, trace=self.trace, cluster=self.cluster, seeds=self.seeds,
             **self.parameters,
@@ -311,10 +294,7 @@ def _with(scheduler: str, values: dict[str, Value]) -> str:
 def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Any]:
     """Return what a scheduler gives by itself to the options that are searched, parts of it by their names.
 
-    Raises
-    ------
-    InputError
-        If there are none, or one is no option of the scheduler, or stands in its name already.
+    Raise InputError if there are none, or one is no option of the scheduler, or stands in its name already.
     """
     known = open_options(scheduler)
     if not ranges:
@@ -396,7 +376,7 @@ class _Folder:
         make_writable(self._path)
         self._lock = RunLock(self._path)
         if not plan.exists():
-            files.write_text(plan, json.dumps(self._asked, indent=1) + "\n")
+            write_text(plan, json.dumps(self._asked, indent=1) + "\n")
         return self._path
 
     def __exit__(self, *_: object) -> None:

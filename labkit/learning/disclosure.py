@@ -50,27 +50,18 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What a file holds.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    metadata : mapping
-        Text by name, as it stands in the file: whoever made it chose it.
-    tensors : tuple of TensorSummary
-        By name.
-    fault : str
-        Why no policy of this labkit takes the file; empty: one does.
-    readable : str
-        The sentences that say what can be read from it.
-    """
+    """What a file holds."""
 
     path: Path
+    """The file."""
     metadata: Mapping[str, str]
+    """Text by name, as it stands in the file: whoever made it chose it."""
     tensors: tuple[TensorSummary, ...]
+    """By name."""
     fault: str
+    """Why no policy of this labkit takes the file; empty: one does."""
     readable: str
+    """The sentences that say what can be read from it."""
 
 
 @cache

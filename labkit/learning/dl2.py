@@ -241,10 +241,7 @@ class _Part:
 def loss_of(policy: Policy, part: _Part, *, clip: float | None) -> tuple[Tensor, Tensor]:
     """Return the loss of some decisions, and their mean entropy.
 
-    Parameters
-    ----------
-    clip : float or None
-        By how much a ratio of chances may differ from 1 (PPO); None: the decisions are a teacher's, to be imitated.
+    `clip`: by how much a ratio of chances may differ from 1 (PPO); None: the decisions are a teacher's, to be imitated.
     """
     worth = policy(part.seen, part.job, part.held)
     scores = torch.cat([worth[part.row].flatten(1), policy.stop.expand(len(part.row), 1)], 1)

@@ -159,10 +159,7 @@ def hindrance(experiment: Experiment) -> str:
 def _only_counts(experiment: Experiment) -> ByCounts:
     """Return the speed model of an experiment in which nothing else counts.
 
-    Raises
-    ------
-    InputError
-        If something does; it names that.
+    Raise InputError if something does; it names that.
     """
     if why := hindrance(experiment):
         raise InputError(why)

@@ -29,12 +29,8 @@ RIVALS: Final = {
 def judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *, n: int) -> pd.DataFrame:
     """Return a row for the policy and each of `RIVALS` on each of n held-out traces: `labkit.results.cell_table`.
 
-    Parameters
-    ----------
-    policy, weights : str, Path
-        "dl2" or "marl", and its weights; it is watched as by default.
-    held_out : callable
-        The experiment of a number, 1 and on.
+    `policy`, `weights`: "dl2" or "marl", and its weights; it is watched as by default; `held_out`: the experiment of a
+    number, 1 and on.
     """
     names, seeds = [policy, *RIVALS[policy]], list(range(1, n + 1))
     rows = []

@@ -18,7 +18,8 @@ from torch import nn
 from labkit.core.draft import Batch
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.learning.dl2 import Policy, _Part, _Parts
+from labkit.learning.dl2 import Policy, _Part, _Parts, loss_of
+from labkit.learning.training import copied
 from labkit.schedulers.dl2.network import Net, n_seen
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide, record
 from labkit.schedulers.dl2.weights import Weights
@@ -57,13 +58,6 @@ class Learner:
         Draws the decisions.
     rate : float
         Of Adam.
-
-    Attributes
-    ----------
-    net : Net
-        The policy as it is now.
-    n_updates : int
-        So far.
     """
 
     def __init__(self, weights: Weights, *, rng: np.random.Generator, rate: float = 1e-4) -> None:
@@ -71,7 +65,9 @@ class Learner:
         self._policy = policy_of(weights)
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=rate)
         self.net: Net = weights.net
+        """The policy as it is now."""
         self.n_updates = 0
+        """So far."""
         self._pending: list[_Slot] = []
         self._learned: deque[_Slot] = deque(maxlen=MEMORY)
         n_features = n_seen(len(weights.models)) + 1
@@ -142,7 +138,7 @@ class Learner:
     def _update(self) -> None:
         """Go over the newest slots once; where the loss is not finite, the policy stays as it is from then on."""
         scale = np.sqrt(self._square / max(self._n_matured - WARM_UP, 1)) + 1e-8
-        before = {name: value.clone() for name, value in self._policy.state_dict().items()}
+        before = copied(self._policy)
         losses = [
             _loss(self._policy, slot.part, slot.better / scale) for slot in self._learned if slot.part is not None
         ]
@@ -168,12 +164,8 @@ class Learner:
 
 def _loss(policy: Policy, part: _Part, better: float) -> torch.Tensor:
     """Return the clipped loss of PPO of one slot's decisions, all of which were that much better."""
-    worth = policy(part.seen, part.job, part.held)
-    scores = torch.cat([worth[part.row].flatten(1), policy.stop.expand(len(part.row), 1)], 1)
-    chances = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1)
-    ratio = torch.exp(chances.gather(1, part.action[:, None])[:, 0] - part.log_chance)
-    gain = float(np.clip(better, -3.0, 3.0))
-    return -torch.minimum(ratio * gain, ratio.clamp(1 - CLIP, 1 + CLIP) * gain).mean()
+    gain = torch.full_like(part.log_chance, float(np.clip(better, -3.0, 3.0)))
+    return loss_of(policy, replace(part, better=gain), clip=CLIP)[0]
 
 
 def policy_of(weights: Weights) -> Policy:

@@ -39,10 +39,7 @@ PLAIN: Final = Scenario(trace="")
 def refuse_files(traces: Sequence[str], *, such_as: str) -> None:
     """Raise if a trace is a file.
 
-    Raises
-    ------
-    InputError
-        It names the file, and a generator such as there should be.
+    Raise InputError, which names the file, and a generator such as there should be.
     """
     for what in traces:
         if not is_generated(what):
@@ -151,10 +148,7 @@ class Setting:
 def files_of(traces: Sequence[str], **options: Any) -> dict[str, Jobs]:
     """Return the jobs of each trace that is a file; `options` are `first` and `format` of a scenario.
 
-    Raises
-    ------
-    InputError
-        If one is too short to learn from.
+    Raise InputError if one is too short to learn from.
     """
     asked = replace(PLAIN, **options)
     found = {what: replace(asked, trace=what).jobs() for what in traces if not is_generated(what)}
@@ -191,16 +185,11 @@ def window(jobs: Jobs, rng: np.random.Generator, *, held_out: bool, stops: bool 
 
 @dataclass(frozen=True, eq=False)
 class RandomTable(OfModels):
-    """Speeds that no measurement has: DL2's smooth ones by random powers of p and w, waves over both, and noise.
-
-    Attributes
-    ----------
-    grids : mapping
-        (P + 1, W + 1) samples/s of each model.
-    """
+    """Speeds that no measurement has: DL2's smooth ones by random powers of p and w, waves over both, and noise."""
 
     models: tuple[str, ...]
     grids: Mapping[str, Floats]
+    """(P + 1, W + 1) samples/s of each model."""
     batch: Floats
 
     @classmethod

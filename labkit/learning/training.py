@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 
 from labkit.core.errors import InputError, LabkitError
+from labkit.core.files import write_atomically
 from labkit.core.text import human_s
 from labkit.experiment.fitting import refuse_unfit
 from labkit.schedulers import make
@@ -35,31 +36,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What came of an update.
-
-    Attributes
-    ----------
-    kind : str
-        "lesson" or "round".
-    number : int
-        How many there were before.
-    slots : int
-        Slots that were decided in training so far.
-    mean_jct : float
-        Of its episodes, in slots.
-    loss, entropy : float
-        Of the last part of its last epoch.
-    cpu_s : float
-        Processor time of training so far, in seconds.
-    """
+    """What came of an update."""
 
     kind: str
+    """"lesson" or "round"."""
     number: int
+    """How many there were before."""
     slots: int
+    """Slots that were decided in training so far."""
     mean_jct: float
+    """Of its episodes, in slots."""
     loss: float
     entropy: float
+    """`loss` and `entropy`: of the last part of its last epoch."""
     cpu_s: float
+    """Processor time of training so far, in seconds."""
 
 
 class TrainingDivergedError(LabkitError):
@@ -97,19 +88,13 @@ class Trains(Protocol):
 
 
 class Training(ABC):
-    """A trainer in one process.
-
-    Attributes
-    ----------
-    n_done, slots : int
-        Updates, and slots that it learned from, so far.
-    cpu_s : float
-        Processor time so far, in seconds.
-    """
+    """A trainer in one process."""
 
     n_done: int = 0
     slots: int = 0
+    """`n_done` and `slots`: updates, and slots that it learned from, so far."""
     cpu_s: float = 0.0
+    """Processor time so far, in seconds."""
     _rng: np.random.Generator
 
     @property
@@ -141,12 +126,8 @@ class Training(ABC):
     def update(self) -> Update:
         """Learn from fresh episodes.
 
-        Raises
-        ------
-        TrainingDivergedError
-            If a loss was not finite; the policy is as it was before.
-        InputError
-            If a teacher cannot run a trace.
+        Raise TrainingDivergedError if a loss was not finite; the policy is as it was before; InputError if a teacher
+        cannot run a trace.
         """
         began_s, k = time.process_time(), self.n_done
         kind, mean_jct, loss, entropy = self._update()
@@ -162,13 +143,7 @@ class Training(ABC):
         }  # fmt: skip
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
-
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
+        """Go on from a state; InputError if it is that of another training."""
         refuse_other(state.get("asked", {}), expected=self._asked())
         self._relearn(state["learned"])
         self._rng.bit_generator.state = state["rng"]
@@ -189,21 +164,14 @@ class Schedule(Protocol):
 
 
 class NetworkTraining(Training):
-    """A trainer of one network with one optimizer: first lessons, then rounds.
-
-    Attributes
-    ----------
-    seed : int
-        Of first weights and of all that is drawn.
-    recipe : Schedule
-        How many lessons and rounds there are.
-    policy : Module
-        The network.
-    """
+    """A trainer of one network with one optimizer: first lessons, then rounds."""
 
     seed: int
+    """Of first weights and of all that is drawn."""
     recipe: Schedule
+    """How many lessons and rounds there are."""
     policy: nn.Module
+    """The network."""
     _optimizer: optim.Optimizer
 
     def _begin(self, network: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]) -> None:
@@ -273,10 +241,7 @@ class NetworkTraining(Training):
 def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     """Raise if a training to go on with is not the one that is expected.
 
-    Raises
-    ------
-    InputError
-        It names the first thing that differs.
+    Raise InputError, which names the first thing that differs.
     """
     for name, value in expected.items():
         found = asked.get(name)
@@ -317,15 +282,11 @@ class TrainingLog:
         Of TensorBoard's event files.
     n_done : int
         Updates that were made before.
-
-    Attributes
-    ----------
-    missing : str
-        What cannot be written, and why; empty: nothing.
     """
 
     def __init__(self, table: Path, *, folder: Path | None = None, n_done: int = 0) -> None:
         self.missing = ""
+        """What cannot be written, and why; empty: nothing."""
         kept = [row for row in read(table) if int(row["update"]) <= n_done] if n_done else []
         with table.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
@@ -365,9 +326,7 @@ class TrainingLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -401,27 +360,18 @@ def read(table: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """Where a training is kept, and how often.
-
-    Attributes
-    ----------
-    out : Path
-        The weights; beside them `.state`, from which it goes on, and `.csv`, its log.
-    source : str
-        The command, for the weights.
-    each : int
-        Updates after which both are written.
-    log : Path or None
-        Folder of TensorBoard's event files.
-    say : callable
-        Hears a line now and then.
-    """
+    """Where a training is kept, and how often."""
 
     out: Path
+    """The weights; beside them `.state`, from which it goes on, and `.csv`, its log."""
     source: str
+    """The command, for the weights."""
     each: int = 10
+    """Updates after which both are written."""
     log: Path | None = None
+    """Folder of TensorBoard's event files."""
     say: Callable[[str], None] = print
+    """Hears a line now and then."""
 
     @property
     def state(self) -> Path:
@@ -436,10 +386,7 @@ class Course:
     def run(self, trainer: Trains) -> bool:
         """Train to the end; return False if a signal stopped it before (SIGINT, SIGTERM), after the update it was in.
 
-        Raises
-        ------
-        LabkitError
-            If a loss is not finite; the weights are those of the last update before.
+        Raise LabkitError if a loss is not finite; the weights are those of the last update before.
         """
         if self.state.exists():
             state = read_state(self.state)
@@ -472,9 +419,7 @@ class Course:
         import torch
 
         trainer.weights(self.source).save(self.out)
-        temporary = self.state.with_suffix(".state.tmp")
-        torch.save(trainer.state(), temporary)
-        temporary.replace(self.state)
+        write_atomically(self.state, lambda temporary: torch.save(trainer.state(), temporary))
 
 
 @contextmanager
@@ -517,15 +462,9 @@ def line(update: Update, *, n_updates: int, left_s: float) -> str:
 def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alone: bool = False) -> None:
     """Raise if one of some episodes cannot be played: a job fits no machine or exceeds its quota, say.
 
-    Parameters
-    ----------
-    counts_alone : bool
-        The teacher compares gangs by speeds that depend on numbers of tasks alone.
+    Raise InputError, which names the job, or the speeds.
 
-    Raises
-    ------
-    InputError
-        It names the job, or the speeds.
+    `counts_alone`: the teacher compares gangs by speeds that depend on numbers of tasks alone.
     """
     rng = np.random.default_rng(0)
     for _ in range(n):
@@ -541,13 +480,7 @@ def refuse_unfit_episodes(experiments: ExperimentOf, *, n: int = 20, counts_alon
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a state.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read.
-    """
+    """Return a state; InputError if it cannot be read."""
     import pickle
 
     import torch

@@ -48,18 +48,12 @@ _GIVES_BACK: Final = (Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED, Kind.DROPPED)
 
 @dataclass(slots=True)
 class BoardChanges:
-    """What is new on a board.
-
-    Attributes
-    ----------
-    jobs : list of tuple
-        (job, time_s, what it does from then on, GPUs that it holds).
-    machines : list of tuple
-        (machine, time_s, GPUs held there from then on); -1 GPUs: the machine is gone.
-    """
+    """What is new on a board."""
 
     jobs: list[tuple[int, float, JobActivity, float]] = field(default_factory=list)
+    """(job, time_s, what it does from then on, GPUs that it holds)."""
     machines: list[tuple[int, float, float]] = field(default_factory=list)
+    """(machine, time_s, GPUs held there from then on); -1 GPUs: the machine is gone."""
 
 
 class Board:

@@ -33,24 +33,16 @@ _SHOWN: Final = np.isin(np.arange(max(Kind) + 1), [*_TOLD, Kind.PLACED, Kind.REP
 
 @dataclass(slots=True)
 class LoggedDecision:
-    """One change of a job or a machine.
-
-    Attributes
-    ----------
-    time_s : float
-        When.
-    about : str
-        "job 3", or the name of a machine.
-    what : str
-        What became of it; empty where only a reason was told.
-    why : str
-        The scheduler's reason; empty where it tells none.
-    """
+    """One change of a job or a machine."""
 
     time_s: float
+    """When."""
     about: str
+    """"job 3", or the name of a machine."""
     what: str
+    """What became of it; empty where only a reason was told."""
     why: str = ""
+    """The scheduler's reason; empty where it tells none."""
 
     def line(self) -> str:
         """Return it as a sentence."""
@@ -80,19 +72,14 @@ class DecisionLog:
         It runs on.
     reasons : sequence of str
         Texts that events name by number; may grow.
-
-    Attributes
-    ----------
-    entries : deque of LoggedDecision
-        The newest last.
-    n : int
-        How many there were.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, reasons: Sequence[str]) -> None:
         self.reasons = reasons
         self.entries: deque[LoggedDecision] = deque(maxlen=MOST)
+        """The newest last."""
         self.n = 0
+        """How many there were."""
         self._jobs, self._cluster = jobs, cluster
 
     def fold(self, rows: Events) -> None:

@@ -34,19 +34,13 @@ def source(*names: str, folder: Path = HERE) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ghost:
-    """What an earlier run leaves on a live Gantt: when it completed each job.
-
-    Attributes
-    ----------
-    name, colour : str
-        In the legend.
-    done_s : tuple
-        (N,) seconds, None where it completed none.
-    """
+    """What an earlier run leaves on a live Gantt: when it completed each job."""
 
     name: str
     colour: str
+    """`name` and `colour`: in the legend."""
     done_s: tuple[float | None, ...]
+    """(N,) seconds, None where it completed none."""
 
     @classmethod
     def of(cls, record: RunRecord) -> Ghost:
@@ -65,12 +59,7 @@ class Ghost:
 class Feed:
     """What one view is told of one run.
 
-    Parameters
-    ----------
-    run : WatchedSource
-        It is read with its model's lock held.
-    ghosts : sequence of Ghost
-        Earlier runs, for views that show them.
+    `run`: it is read with its model's lock held; `ghosts`: earlier runs, for views that show them.
     """
 
     scripts: ClassVar[tuple[str, ...]]

@@ -48,12 +48,9 @@ def with_network(cluster: Cluster, info: RunInfo) -> Cluster:
 class FollowedRun:
     """A run as far as its folder tells, while it goes on or after its end.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    clock : callable
-        Seconds on the wall, to tell how long nothing has been heard.
+    Raise InputError if a file of the run is missing or damaged.
+
+    `folder`: of the run; `clock`: seconds on the wall, to tell how long nothing has been heard.
 
     Attributes
     ----------
@@ -63,11 +60,6 @@ class FollowedRun:
         As `run.json` has it.
     writer : dict or None
         Which process writes it.
-
-    Raises
-    ------
-    InputError
-        If a file of the run is missing or damaged.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:

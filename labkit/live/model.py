@@ -30,17 +30,6 @@ class LiveModel:
         Texts that events name by number; may grow.
     sizes : array, optional
         (N,) bytes of each job's parameters; by default those of the catalogue.
-
-    Attributes
-    ----------
-    board : Board
-        What each job does since when, and how full each machine is.
-    signals : Signals
-        How the run does over time.
-    decisions : DecisionLog
-        What was decided lately, and why.
-    lock : RLock
-        For a thread that folds and threads that read.
     """
 
     def __init__(
@@ -48,9 +37,13 @@ class LiveModel:
     ) -> None:
         self.jobs, self.cluster = jobs, cluster
         self.board = Board(jobs, cluster)
+        """What each job does since when, and how full each machine is."""
         self.signals = Signals(jobs, cluster, sizes=sizes)
+        """How the run does over time."""
         self.decisions = DecisionLog(jobs, cluster, reasons=reasons)
+        """What was decided lately, and why."""
         self.lock = threading.RLock()
+        """For a thread that folds and threads that read."""
 
     def fold(self, rows: Events) -> None:
         """Take note of a batch of events."""
@@ -123,18 +116,12 @@ SILENT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How a run is doing.
-
-    Attributes
-    ----------
-    state : str
-        ready, running, paused, stopping, done, stopped, failed; killed: its process ended without saying how.
-    text : str
-        What there is to say beside; empty: nothing.
-    """
+    """How a run is doing."""
 
     state: str
+    """ready, running, paused, stopping, done, stopped, failed; killed: its process ended without saying how."""
     text: str = ""
+    """What there is to say beside; empty: nothing."""
 
     @property
     def over(self) -> bool:

@@ -92,17 +92,7 @@ def _rows(view: str, message: FeedMessage) -> str:
 class RunPage:
     """A server of the page of one run, on loopback; `serve` until the run and its readers are done, or Ctrl-C.
 
-    Parameters
-    ----------
-    run : FollowedRun
-        It is brought up to date by `serve`.
-    port : int
-        0: any that is free.
-
-    Attributes
-    ----------
-    url : str
-        Where the page is, with its secret.
+    `run`: it is brought up to date by `serve`; `port`: 0: any that is free.
     """
 
     def __init__(self, run: FollowedRun, *, port: int = 0) -> None:
@@ -115,6 +105,7 @@ class RunPage:
         self._server.page = self
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
         self.url = f"http://{self.host}/{self.secret}/"
+        """Where the page is, with its secret."""
 
     def __enter__(self) -> RunPage:
         threading.Thread(target=self._server.serve_forever, name="labkit page", daemon=True).start()

@@ -55,25 +55,18 @@ class Signals:
         It runs on; link utilisation is reported where it has a network.
     sizes : array, optional
         (N,) bytes of each job's parameters, 0 where not known; by default those of the catalogue's models.
-
-    Attributes
-    ----------
-    ledger : Ledger
-        What is believed of the jobs.
-    history : list of tuple
-        (line, time_s, value) of signals and losses; it only grows. The newest values are in `latest` alone, until it is
-        known how long they hold.
-    loss_of : dict
-        Job -> its newest loss.
-    busiest : str
-        The link that LINK_LOAD tells of, "m0 to s1"; empty where nothing is sent.
     """
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, sizes: Floats | None = None) -> None:
         self.ledger = Ledger(jobs, cluster)
+        """What is believed of the jobs."""
         self.history: list[tuple[int, float, float]] = []
+        """(line, time_s, value) of signals and losses; it only grows. The newest values are in `latest` alone, until it
+        is known how long they hold."""
         self.loss_of: dict[int, float] = {}
+        """Job -> its newest loss."""
         self.busiest = ""
+        """The link that LINK_LOAD tells of, "m0 to s1"; empty where nothing is sent."""
         self.counts_samples = bool(np.isfinite(jobs.samples_per_step).all())
         self._weight = jobs.samples_per_step if self.counts_samples else np.ones(len(jobs))
         self._sizes = model_bytes(jobs) if sizes is None else sizes

@@ -126,12 +126,8 @@ NUMBERS = ("steps", "steps/s", "loss")
 def job_rows(model: LiveModel, *, most: int | None = None) -> list[tuple[str, ...]]:
     """Return id, model, what it does, steps, steps/s, loss and places of each job that has arrived.
 
-    Parameters
-    ----------
-    model : LiveModel
-        Of the run.
-    most : int, optional
-        Only so many: those that hold tasks first, then those that wait, then those that are over, the newest first.
+    `model`: of the run; `most`: only so many: those that hold tasks first, then those that wait, then those that are
+    over, the newest first.
     """
     belief = model.signals.ledger.belief
     arrived = np.flatnonzero(belief["phase"] > 0)

@@ -387,32 +387,22 @@ KNOWN_HERE = "jobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a run is made of, by name.
-
-    Attributes
-    ----------
-    trace : str
-        Path of a file; empty: jobs that only the notebook has.
-    cluster, scheduler : str
-        As `labkit.topology` and `labkit.schedulers` take them.
-    own : bool
-        The scheduler is an object of the notebook, named `scheduler` there.
-    seed : int
-        Of the simulator.
-    arrival_rate, slot_s : float
-        As `Scenario` has them.
-    machines : bool
-        Jobs really train, on the hosts of the inventory that `cluster` names.
-    """
+    """What a run is made of, by name."""
 
     trace: str
+    """Path of a file; empty: jobs that only the notebook has."""
     cluster: str
     scheduler: str
+    """`cluster` and `scheduler`: as `labkit.topology` and `labkit.schedulers` take them."""
     own: bool = False
+    """The scheduler is an object of the notebook, named `scheduler` there."""
     seed: int = 0
+    """Of the simulator."""
     arrival_rate: float = 1.0
     slot_s: float | None = None
+    """`arrival_rate` and `slot_s`: as `Scenario` has them."""
     machines: bool = False
+    """Jobs really train, on the hosts of the inventory that `cluster` names."""
 
     @property
     def changed(self) -> dict[str, float]:

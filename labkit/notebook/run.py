@@ -510,18 +510,13 @@ class RunWork:
 
 
 class RunGate:
-    """Steered from any thread; the run's thread waits at it before each decision.
-
-    Attributes
-    ----------
-    stopping : bool
-        Whether the run is to end.
-    """
+    """Steered from any thread; the run's thread waits at it before each decision."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
         self._paused, self._tickets = False, 0
         self.stopping = False
+        """Whether the run is to end."""
 
     def open(self) -> None:
         """Let decisions be made."""

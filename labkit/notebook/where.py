@@ -28,21 +28,14 @@ N_HOSTS: Final = 3
 
 
 class Where(Protocol):
-    """A place of runs.
-
-    Attributes
-    ----------
-    machines : bool
-        Whether jobs really train.
-    field : str
-        Heading of the form's field that says on what.
-    pause : str
-        What holding a run means.
-    """
+    """A place of runs."""
 
     machines: bool
+    """Whether jobs really train."""
     field: str
+    """Heading of the form's field that says on what."""
     pause: str
+    """What holding a run means."""
 
     def suggestions(self) -> tuple[str, ...]:
         """Return the choices of the field."""
@@ -153,13 +146,7 @@ PLACES: Final[dict[str, type[Simulation] | type[OnHosts]]] = {"simulation": Simu
 
 
 def place(name: str) -> Where:
-    """Return a place by its name.
-
-    Raises
-    ------
-    InputError
-        If it is neither "simulation" nor "testbed".
-    """
+    """Return a place by its name; InputError if it is neither "simulation" nor "testbed"."""
     if name not in PLACES:
         raise unknown("place of runs", name, PLACES)
     return PLACES[name]()

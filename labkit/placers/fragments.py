@@ -18,27 +18,18 @@ TYPICAL: Final = 0.95
 
 @by_reference
 class TaskMix(NamedTuple):
-    """What gangs ask for, and how often: K kinds.
-
-    Attributes
-    ----------
-    share : array
-        (K,) part of all gangs; their sum is 1.
-    gpus : array
-        (K,) what a gang takes of each of its GPUs: a part, 1, or 0 for one without GPUs.
-    n_gpus : array
-        (K,) of how many GPUs.
-    cpus : array
-        (K,) cores of the whole gang.
-    runs_on : array of bool
-        (K, T)
-    """
+    """What gangs ask for, and how often: K kinds."""
 
     share: Floats
+    """(K,) part of all gangs; their sum is 1."""
     gpus: Floats
+    """(K,) what a gang takes of each of its GPUs: a part, 1, or 0 for one without GPUs."""
     n_gpus: Ints
+    """(K,) of how many GPUs."""
     cpus: Floats
+    """(K,) cores of the whole gang."""
     runs_on: Bools
+    """(K, T)"""
 
     @classmethod
     def of(cls, jobs: Jobs, runs_on: Bools) -> Self:

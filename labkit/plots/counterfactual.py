@@ -18,10 +18,7 @@ MOST_ROWS = 40
 def counterfactuals(records: Sequence[RunRecord], *, job: str | None, at_s: float | None) -> list[Section]:
     """Return a section on a job and two on a moment, in seconds after the first arrival; none where neither is named.
 
-    Raises
-    ------
-    InputError
-        If there is no such job.
+    Raise InputError if there is no such job.
     """
     sections = [] if job is None else [_job(records, job)]
     return sections if at_s is None else [*sections, _moment(records, at_s), _jobs(records, at_s)]

@@ -22,10 +22,7 @@ MARKS: Final = {"worker": "circle", "PS": "triangle-up", "both": "diamond", STOP
 def chances_by_job(table: pd.DataFrame) -> pd.DataFrame:
     """Return how probable it was at each decision that a job gets a task of any kind, and which one got which.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As `labkit.schedulers.dl2.shown.decisions` returns it.
+    `table`: as `labkit.schedulers.dl2.shown.decisions` returns it.
 
     Returns
     -------

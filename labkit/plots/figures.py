@@ -21,15 +21,9 @@ from labkit.results import RunRecord, jct_cdf, labels, run_table, utilisation
 def draw(records: Sequence[RunRecord], *, kind: str, base: str | None = None) -> alt.TopLevelMixin:
     """Return a figure of runs.
 
-    Parameters
-    ----------
-    base : str, optional
-        The scheduler that others are compared with in a figure of seeds; by default the first one.
+    Raise InputError if there is no such kind, there are no runs, these do not have what it shows, or no such scheduler.
 
-    Raises
-    ------
-    InputError
-        If there is no such kind, there are no runs, these do not have what it shows, or no such scheduler.
+    `base`: the scheduler that others are compared with in a figure of seeds; by default the first one.
     """
     if kind not in KINDS:
         raise unknown("kind of figure", kind, KINDS)

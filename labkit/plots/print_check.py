@@ -50,12 +50,7 @@ class Measured:
 def lab(colour: str, vision: str = "normal") -> Floats:
     """Return a colour as it is seen, in CIE L*a*b* (1976, D65).
 
-    Parameters
-    ----------
-    colour : str
-        "#rrggbb".
-    vision : str
-        One of `VISIONS`.
+    `colour`: "#rrggbb"; `vision`: one of `VISIONS`.
     """
     channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)

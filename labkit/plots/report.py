@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pandas as pd
 
 from labkit.core.devices import n_devices
 from labkit.core.errors import InputError
-from labkit.core.files import refuse_unwritable
+from labkit.core.files import refuse_unwritable, write_text
 from labkit.core.text import human_s, shortened, time_unit, without_seed
 from labkit.plots import fidelity, page
 from labkit.plots.counterfactual import counterfactuals
@@ -142,12 +141,7 @@ def write_report(
         command=command or records[0].info.command,
     )
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(target, text)
     return target
 
 

@@ -32,33 +32,22 @@ COLUMNS: Final = ["name", "kind", "tier", "partition", "device_type", "n_gpus", 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TopologyLayout:
-    """Where each node and link of a cluster is drawn.
-
-    Attributes
-    ----------
-    nodes : DataFrame
-        name, kind, tier, partition, device_type, n_gpus, n_machines, x, y (both 0 to 1).
-    links : DataFrame
-        One row per cable: low, high, gbps, tier, x, y, x2, y2.
-    tiers : DataFrame
-        One row per row of the picture: tier, y, label, note.
-    notes : tuple of str
-        What the picture leaves out, in words.
-    """
+    """Where each node and link of a cluster is drawn."""
 
     nodes: pd.DataFrame
+    """name, kind, tier, partition, device_type, n_gpus, n_machines, x, y (both 0 to 1)."""
     links: pd.DataFrame
+    """One row per cable: low, high, gbps, tier, x, y, x2, y2."""
     tiers: pd.DataFrame
+    """One row per row of the picture: tier, y, label, note."""
     notes: tuple[str, ...]
+    """What the picture leaves out, in words."""
 
 
 def topology_layout(cluster: Cluster) -> TopologyLayout:
     """Return where to draw what: every node of a small cluster; pods and some switches between them of a large one.
 
-    Parameters
-    ----------
-    cluster : Cluster
-        Any cluster; without a network its machines stand in a grid.
+    `cluster`: any cluster; without a network its machines stand in a grid.
 
     Returns
     -------

@@ -268,10 +268,7 @@ FLOOR_MS: Final = 0.1
 def pauses(scalings: pd.DataFrame) -> pd.DataFrame:
     """Return how long each scaling kept workers from working: strategy, kind, ms.
 
-    Parameters
-    ----------
-    scalings : DataFrame
-        From `labkit.elastic.measure.scalings`, of as many jobs as one likes.
+    `scalings`: from `labkit.elastic.measure.scalings`, of as many jobs as one likes.
 
     Returns
     -------
@@ -346,10 +343,7 @@ def _row(strategy: str, kind: str) -> str:
 def step_times(scalings: pd.DataFrame) -> pd.DataFrame:
     """Return the median time of each of the four steps per model: mb, part, ms.
 
-    Parameters
-    ----------
-    scalings : DataFrame
-        From `labkit.elastic.measure.scalings`, with a column mb, the size of the model.
+    `scalings`: from `labkit.elastic.measure.scalings`, with a column mb, the size of the model.
     """
     medians = scalings.groupby("mb", as_index=False)[list(PARTS)].median()
     long = medians.melt("mb", list(PARTS), var_name="part", value_name="seconds")

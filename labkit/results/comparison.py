@@ -183,10 +183,7 @@ def reported_bound(value: str, *, faster: bool = False) -> str:
 def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
     """Return the cost of the GPUs that jobs held, at dollars per GPU and hour of each device type.
 
-    Raises
-    ------
-    InputError
-        If the price of a device type of the cluster's GPUs is not given.
+    Raise InputError if the price of a device type of the cluster's GPUs is not given.
     """
     for kind in record.cluster.gpu_types:
         if kind not in prices:
@@ -199,12 +196,8 @@ def dollars(record: RunRecord, *, prices: Mapping[str, float]) -> float:
 def late_by_s(record: RunRecord, *, slo_s: Floats | None = None) -> Floats:
     """Return seconds by which each job missed its SLO, negative: in time; NaN: no SLO, inf: never done, (N,).
 
-    Parameters
-    ----------
-    record : RunRecord
-        The run.
-    slo_s : array, optional
-        (N,) seconds after arrival by which jobs should have been done; by default what they had declared.
+    `record`: the run; `slo_s`: (N,) seconds after arrival by which jobs should have been done; by default what they had
+    declared.
     """
     jct_s = np.full(len(record.jobs), np.inf)
     done = record.table[record.table["completion_s"].notna()]

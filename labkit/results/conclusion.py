@@ -237,10 +237,7 @@ OUTCOMES: Final = ("mean_jct_s", "median_jct_s", "p95_jct_s", "makespan_s")
 def identical_runs(table: pd.DataFrame) -> list[str]:
     """Return a note for each setting of a sweep in which all schedulers had identical results on every seed.
 
-    Parameters
-    ----------
-    table : DataFrame
-        From `labkit.sweep` or `labkit.results.read_sweep`.
+    `table`: from `labkit.sweep` or `labkit.results.read_sweep`.
     """
     table = table[table["scheduler"] != BOUND_LABEL]
     known = [name for name in OUTCOMES if name in table]

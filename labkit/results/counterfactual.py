@@ -47,12 +47,7 @@ class Wait(NamedTuple):
 class ExplainedRun:
     """A run as its events tell it: who held what, what was free, and why a job waited at any moment.
 
-    Parameters
-    ----------
-    record : RunRecord
-        The run.
-    ruled : Jobs, optional
-        The same jobs with their own rules, which a run of the recorded schedule does not have.
+    `record`: the run; `ruled`: the same jobs with their own rules, which a run of the recorded schedule does not have.
     """
 
     def __init__(self, record: RunRecord, *, ruled: Jobs | None = None) -> None:
@@ -297,13 +292,7 @@ def _machines(k: int) -> str:
 
 
 def number_of(jobs: Jobs, job: str) -> int:
-    """Return the number of a job in its run.
-
-    Raises
-    ------
-    InputError
-        If there is no such job, with the nearest name.
-    """
+    """Return the number of a job in its run; InputError if there is no such job, with the nearest name."""
     found = np.flatnonzero(jobs.id.astype(str) == job)
     if len(found):
         return int(found[0])

@@ -186,10 +186,7 @@ def _without_drift(real: RunRecord, predicted: RunRecord, table: pd.DataFrame) -
 def refuse_others(jobs: Jobs, others: Jobs) -> None:
     """Raise if two runs are not of the same jobs.
 
-    Raises
-    ------
-    InputError
-        With the first difference.
+    Raise InputError with the first difference.
     """
     if len(jobs) != len(others):
         raise InputError(f"the runs have {len(jobs)} and {len(others)} jobs; compare two runs of one trace.")
@@ -207,20 +204,14 @@ Key = tuple[int, int, int]
 
 
 class _Spent:
-    """How each job of a run spent its time.
-
-    Attributes
-    ----------
-    seconds : dict
-        (job, state) -> seconds.
-    gangs : dict
-        (job, workers, PSs) -> steps made while training, and seconds.
-    """
+    """How each job of a run spent its time."""
 
     def __init__(self, record: RunRecord) -> None:
         self._model = record.jobs.model
         self.seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        """(job, state) -> seconds."""
         self.gangs: defaultdict[Key, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        """(job, workers, PSs) -> steps made while training, and seconds."""
         pieces = stretches(record.events)
         pieces["seconds"] = pieces["end_s"] - pieces["start_s"] - pieces["lost_s"]
         columns = ["job", "doing", "n_workers", "n_ps", "seconds", "steps", "lost_s"]

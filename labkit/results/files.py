@@ -10,7 +10,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -24,6 +23,7 @@ from labkit.core.below import read_plain
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
+from labkit.core.files import write_atomically, write_text
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, Texts, decode, decode_frame, encode, encode_frame
 from labkit.core.resources import RESOURCES
@@ -47,26 +47,6 @@ _KINDS: dict[str, type] = {
 
 class MissingError(InputError):
     """A file of a run is not there."""
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, sync it, and rename it to `path`; no link is followed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with suppress(FileNotFoundError):
-        temporary.unlink()
-    try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole text file or nothing."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_events(path: Path, rows: Events) -> None:
@@ -251,18 +231,11 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 class RunLock:
     """The right to write a run, from now until `release` or the end of this process.
 
-    The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it.
-    The process that holds it is written inside, for people.
+    The kernel keeps it (flock), so that of a killed process is free at once. A process that is only stopped has it. The
+    process that holds it is written inside, for people. Raise InputError if another process, or another part of this
+    one, writes the run: which, and how to watch it.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-
-    Raises
-    ------
-    InputError
-        If another process, or another part of this one, writes the run: which, and how to watch it.
+    `folder`: of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -360,10 +333,7 @@ def to_columns(rows: Events) -> dict[str, NDArray[Any] | Texts]:
 def from_columns(columns: Columns, *, source: str) -> Events:
     """Return the events of `to_columns`.
 
-    Raises
-    ------
-    InputError
-        If a column is missing or holds something else, or a kind is not known; the message names `source`.
+    Raise InputError if a column is missing or holds something else, or a kind is not known; the message names `source`.
     """
     missing = [name for name in (*PLAIN, *NAMED) if name not in (*columns, *LATER)]
     if missing:
@@ -385,10 +355,7 @@ def from_columns(columns: Columns, *, source: str) -> Events:
 def refuse_odd_rows(rows: Events, *, jobs: Jobs, cluster: Cluster, source: str) -> None:
     """Raise if events have times that are no numbers, or name jobs or machines that a run does not have.
 
-    Raises
-    ------
-    InputError
-        With the first such event.
+    Raise InputError with the first such event.
     """
     limits = {"job": len(jobs), "partner": len(jobs), "machine": cluster.n_machines, "group": cluster.n_groups}
     checks = {name: (rows[name] < -1) | (rows[name] >= n) for name, n in limits.items()}

@@ -28,30 +28,22 @@ WAITING, OVERHEAD, TRAINING, OVER = range(4)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Holdings:
-    """The tasks that jobs held: P rows in order of the log, each from `start_s` to `end_s`.
-
-    Attributes
-    ----------
-    job, role, group : array
-        (P,) whose tasks, which role, where.
-    count, gpus : array
-        (P,) tasks, and the GPUs they hold: half of them while the job shares them with another one. When it holds
-        them alone from then on, without being placed anew, that is a row of its own.
-    cpus, memory_gb : array
-        (P,) cores and GB that they hold: as declared, or as the decision gave them.
-    start_s, end_s : array
-        (P,) seconds; tasks still held when the log ends, end with it.
-    """
+    """The tasks that jobs held: P rows in order of the log, each from `start_s` to `end_s`."""
 
     job: Ints
     role: NDArray[np.int8]
     group: Ints
+    """`job`, `role` and `group`: (P,) whose tasks, which role, where."""
     count: Floats
     gpus: Floats
+    """`count` and `gpus`: (P,) tasks, and the GPUs they hold: half of them while the job shares them with another one.
+    When it holds them alone from then on, without being placed anew, that is a row of its own."""
     cpus: Floats
     memory_gb: Floats
+    """`cpus` and `memory_gb`: (P,) cores and GB that they hold: as declared, or as the decision gave them."""
     start_s: Floats
     end_s: Floats
+    """`start_s` and `end_s`: (P,) seconds; tasks still held when the log ends, end with it."""
 
     @property
     def gpu_s(self) -> Floats:

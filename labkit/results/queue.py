@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Self
 from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
 from labkit.core.faults import told
-from labkit.results import files
+from labkit.core.files import write_text
 from labkit.results.files import writer_of
 
 QUEUE: Final = "queue.json"
@@ -47,81 +47,54 @@ OVER: Final = (QueueState.DONE, QueueState.CUT, QueueState.FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedRun:
-    """A run of a queue.
-
-    Attributes
-    ----------
-    run : str
-        Its folder within that of the queue.
-    scheduler : str
-        As it was typed.
-    repeat : int
-        1, 2, ...: runs of one number are compared with each other.
-    state : QueueState
-        How far it has come.
-    why : str
-        Why it failed or was cut; empty otherwise.
-    resumed : int
-        How often it was gone on with after its process had ended.
-    """
+    """A run of a queue."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     run: str
+    """Its folder within that of the queue."""
     scheduler: str
+    """As it was typed."""
     repeat: int
+    """1, 2, ...: runs of one number are compared with each other."""
     state: QueueState = QueueState.PLANNED
+    """How far it has come."""
     why: str = ""
+    """Why it failed or was cut; empty otherwise."""
     resumed: int = 0
+    """How often it was gone on with after its process had ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQueue:
-    """The content of queue.json.
-
-    Attributes
-    ----------
-    version : int
-        Of this form.
-    trace, inventory : str
-        Name of the jobs, and absolute path of the file that describes the hosts.
-    began, command, where : str
-        When it was queued (ISO 8601), what was typed, and in which folder: schedulers may be files there.
-    time_limit_s : float or None
-        Seconds after which a run is ended.
-    training : mapping
-        See `labkit.testbed.run.training.TrainingTable`.
-    options : mapping
-        What else `labkit.deploy` takes: profile, interference, lease_s.
-    retries : mapping
-        See `labkit.testbed.run.retries.Retries`.
-    runs : sequence of QueuedRun
-        In their order.
-    """
+    """The content of queue.json."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     version: int = VERSION
+    """Of this form."""
     trace: str
     inventory: str
+    """`trace` and `inventory`: name of the jobs, and absolute path of the file that describes the hosts."""
     began: str = ""
     command: str = ""
     where: str = ""
+    """`began`, `command` and `where`: when it was queued (ISO 8601), what was typed, and in which folder: schedulers
+    may be files there."""
     time_limit_s: float | None = None
+    """Seconds after which a run is ended."""
     training: Mapping[str, Any] = field(default_factory=dict)
+    """See `labkit.testbed.run.training.TrainingTable`."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """What else `labkit.deploy` takes: profile, interference, lease_s."""
     retries: Mapping[str, Any] = field(default_factory=dict)
+    """See `labkit.testbed.run.retries.Retries`."""
     runs: Sequence[QueuedRun]
+    """In their order."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the queue of a folder.
-
-        Raises
-        ------
-        InputError
-            If it is not there, of another version, or damaged: every fault.
-        """
+        """Read the queue of a folder; InputError if it is not there, of another version, or damaged: every fault."""
         from pydantic import TypeAdapter, ValidationError
 
         path = folder / QUEUE
@@ -143,7 +116,7 @@ class RunQueue:
 
     def write(self, folder: Path) -> None:
         """Write it into a folder, whole or not at all."""
-        files.write_text(folder / QUEUE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        write_text(folder / QUEUE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def changed(self, run: str, /, **columns: Any) -> Self:
         """Return it with a run changed."""
@@ -175,15 +148,11 @@ FOLDER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 def ordered(schedulers: Sequence[str], *, repeat: int) -> Iterator[QueuedRun]:
     """Yield the runs of a queue in their order: all schedulers once, then all once more, with another one first.
 
-    A testbed that gets slower, or warmer, in the course of a day then favours none of them.
+    A testbed that gets slower, or warmer, in the course of a day then favours none of them. Raise InputError if a
+    scheduler is named twice, or the runs are none or too many.
 
     >>> [each.run for each in ordered(["fifo", "las(quantum_s=60)"], repeat=2)]
     ['fifo-1', 'las-quantum_s-60-1', 'las-quantum_s-60-2', 'fifo-2']
-
-    Raises
-    ------
-    InputError
-        If a scheduler is named twice, or the runs are none or too many.
     """
     names = list(schedulers)
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -226,13 +195,7 @@ def find_queue(name: str | Path, *, runs: Path | str = "runs") -> Path | None:
 
 
 def queue_of(name: str | Path, *, runs: Path | str = "runs") -> Path:
-    """Return the folder of a queue.
-
-    Raises
-    ------
-    InputError
-        If there is none ("Did you mean ...?").
-    """
+    """Return the folder of a queue; InputError if there is none ("Did you mean ...?")."""
     folder = find_queue(name, runs=runs)
     if folder is not None:
         return folder

@@ -226,12 +226,7 @@ class RunWriter:
 class RunTail:
     """What comes new in a run's folder, also while its writer joins files.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    jobs, cluster : Jobs, Cluster
-        Those that its events may name.
+    `folder`: of the run; `jobs`, `cluster`: those that its events may name.
     """
 
     def __init__(self, folder: Path, *, jobs: Jobs, cluster: Cluster) -> None:
@@ -242,10 +237,7 @@ class RunTail:
     def news(self) -> Events:
         """Return the events since the last call; at first, all.
 
-        Raises
-        ------
-        InputError
-            If a part is missing or damaged.
+        Raise InputError if a part is missing or damaged.
         """
         fresh: list[Events] = []
         for attempt in range(READS):
@@ -300,10 +292,7 @@ def free_id(root: Path | str, stem: str) -> str:
 def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
     """Return the folder of a run: that of this path, or of this id under `runs`.
 
-    Raises
-    ------
-    InputError
-        If there is no such run ("Did you mean ...?"), or it is a queue of runs.
+    Raise InputError if there is no such run ("Did you mean ...?"), or it is a queue of runs.
     """
     path, runs = Path(path), Path(runs)
     for folder in (path, runs / path):
@@ -328,10 +317,7 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
 def refuse_taken(run: str, *, root: Path | str) -> None:
     """Raise if a new run cannot have an id.
 
-    Raises
-    ------
-    InputError
-        If it cannot name a folder, or there is something of that name.
+    Raise InputError if it cannot name a folder, or there is something of that name.
     """
     _refuse_odd_id(run)
     if (Path(root) / run).exists():
@@ -396,18 +382,12 @@ FILTERS: Final = ("scheduler", "trace", "cluster", "state", "backend")
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A run in a folder.
-
-    Attributes
-    ----------
-    info : RunInfo
-        Its row; None where `run.json` cannot be read: `why` tells.
-    run, why : str
-        Its id, and why it cannot be read.
-    """
+    """A run in a folder."""
 
     run: str
+    """Its id."""
     info: RunInfo | None
+    """Its row; None where `run.json` cannot be read: `why` tells."""
     why: str = ""
 
 
@@ -425,10 +405,7 @@ def catalog(root: Path | str) -> list[CatalogEntry]:
 def chosen(runs: Iterable[CatalogEntry], *, names: Sequence[str] = (), **wanted: str | None) -> list[CatalogEntry]:
     """Return the runs of some ids, or all, that have in each column what is wanted, or a part of it.
 
-    Raises
-    ------
-    InputError
-        If there is no run of an id ("Did you mean ...?").
+    Raise InputError if there is no run of an id ("Did you mean ...?").
     """
     there = {each.run: each for each in runs}
     for name in names:
@@ -460,10 +437,7 @@ def size_of(run: str, *, root: Path | str) -> int:
 def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
     """Raise if one of some runs and queues is not a folder of its own in `root`, or is being written.
 
-    Raises
-    ------
-    InputError
-        Which, and why.
+    Raise InputError: which, and why.
     """
     for run in runs:
         folder = Path(root) / run
@@ -484,10 +458,7 @@ def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
 def remove(runs: Sequence[str], *, root: Path | str) -> None:
     """Remove runs, and queues with all their runs; all are looked at before the first one goes.
 
-    Raises
-    ------
-    InputError
-        As `refuse_unremovable`.
+    Raise InputError as `refuse_unremovable`.
     """
     refuse_unremovable(runs, root=root)
     for run in runs:

@@ -13,12 +13,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from labkit.core.below import read_plain, refuse_foreign
 from labkit.core.errors import InputError, LabkitError
-from labkit.core.files import make_writable
+from labkit.core.files import make_writable, write_text
 from labkit.results import files
 from labkit.results.comparison import BOUND
 from labkit.results.queue import OVER, QueueState, RunQueue
@@ -55,16 +54,10 @@ class SweepFolder:
     def open(cls, path: str | Path, *, plan: Mapping[str, Any]) -> Self:
         """Begin a sweep in a folder, or go on with the one that is there.
 
-        Parameters
-        ----------
-        plan : mapping
-            `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
+        Raise InputError if another process has the folder, or it holds a sweep whose cells are not all in this one, or
+        files that are no sweep's.
 
-        Raises
-        ------
-        InputError
-            If another process has the folder, or it holds a sweep whose cells are not all in this one, or files that
-            are no sweep's.
+        `plan`: `axes` (name -> values), `meanings` (label -> what it stands for), and anything else worth keeping.
         """
         folder = Path(path)
         _refuse_others(folder)
@@ -121,9 +114,7 @@ class SweepFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -202,7 +193,7 @@ def _settle(folder: Path, plan: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     kept = {name: old[name] for name in old if name not in ("axes", "meanings", "digest")} if old else {}
     whole = {"digest": digest, **plan, **kept}
-    files.write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_text(folder / GRID, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     return whole
 
 

@@ -264,10 +264,7 @@ def same_on_all(table: pd.DataFrame) -> str:
 def refuse_unknown_metric(metric: str) -> None:
     """Raise if no sweep has a metric of that name, before one is run.
 
-    Raises
-    ------
-    InputError
-        With the nearest name.
+    Raise InputError with the nearest name.
     """
     from labkit.core.events import EventLog
     from labkit.core.jobs import Jobs

@@ -75,10 +75,7 @@ def _own(name: str) -> SchedulerMaker | None:
 def _recipe(name: str) -> SchedulerMaker:
     """Return how to make a scheduler: one of labkit's, one of a package's entry points, or one of a module.
 
-    Raises
-    ------
-    InputError
-        If there is none of that name, or what there is cannot schedule.
+    Raise InputError if there is none of that name, or what there is cannot schedule.
     """
     if (own := _own(name)) is not None:
         return own
@@ -212,13 +209,10 @@ def named(scheduler: Scheduler | str, name: str | None = None) -> tuple[Schedule
 def open_options(name: str) -> dict[str, Any]:
     """Return the options that a scheduler still takes, with their defaults: not those that stand in its name.
 
+    Raise InputError if there is no such scheduler.
+
     >>> sorted(open_options("las(threshold_gpu_s=60, published=True)"))
     ['order', 'placer', 'promote', 'quantum_s', 'thresholds_gpu_s']
-
-    Raises
-    ------
-    InputError
-        If there is no such scheduler.
     """
     plain, given = _parse(name)
     return {option: default for option, default in _recipe(plain).options.items() if option not in given}

@@ -326,10 +326,7 @@ class Simulator:
     def _refuse(self, placement: Placement) -> None:
         """Raise unless a placement can be carried out.
 
-        Raises
-        ------
-        PlacementError
-            As `apply`.
+        Raise PlacementError as `apply`.
         """
         truth, book = self._truth, self._truth.book
         self._refuse_pairs(placement)

@@ -25,6 +25,9 @@ _VARIATION, _LOSSES, _MEASURING = range(3)
 class DueDisturbances:
     """What happens to jobs by itself, and when the next of it is due.
 
+    Raise InputError if the losses are for another number of jobs, a number is out of range, or the speed model cannot
+    show troubles or growing memory.
+
     Parameters
     ----------
     truth : SimulatedTruth
@@ -33,19 +36,6 @@ class DueDisturbances:
         As in `labkit.simulator.Simulator`.
     rng : Generator
         Source of all randomness.
-
-    Attributes
-    ----------
-    any : bool
-        Whether anything will ever be due.
-    failures : MachineFailures or None
-        Machines that fail and return.
-
-    Raises
-    ------
-    InputError
-        If the losses are for another number of jobs, a number is out of range, or the speed model cannot show troubles
-        or growing memory.
     """
 
     def __init__(
@@ -74,11 +64,13 @@ class DueDisturbances:
         self._detail: DetailedMeasuring | None = None
         self._know_troubles(troubles)
         self.failures = MachineFailures(truth, faults, rng=faults_rng) if faults else None
+        """Machines that fail and return."""
         periods_s = (variation and variation.period_s, losses and losses.report_s, measure_every_s)
         self._due_s = np.array([np.inf if period_s is None else period_s for period_s in periods_s], np.float64)
         self._phases = Phases(truth, truth.speed) if isinstance(truth.speed, PhaseModel) else None
         parts = (variation, faults, losses, measure_every_s, truth.troubles, truth.memory, limits, self._phases)
         self.any = any(part is not None for part in parts)
+        """Whether anything will ever be due."""
         if variation:
             truth.records["factor"] = variation.factors(n_jobs, rng=self._variation_rng)
 
@@ -225,25 +217,18 @@ class MachineFailures:
         How often machines fail, and for how long.
     rng : Generator
         Of the times.
-
-    Attributes
-    ----------
-    next_s : array
-        (M,) seconds at which each machine fails or returns next.
     """
 
     def __init__(self, truth: SimulatedTruth, faults: Faults, *, rng: np.random.Generator) -> None:
         self._truth, self._faults, self._rng = truth, faults, rng
         self.next_s: Floats = rng.exponential(faults.mtbf_s, truth.cluster.n_machines)
+        """(M,) seconds at which each machine fails or returns next."""
         self._n, self._n_done_before = 0, 0
 
     def happen(self) -> Events:
         """Let the machine that is due next fail or return; return the events.
 
-        Raises
-        ------
-        StalledError
-            If so many machines have failed without a job that completed that the run would not end.
+        Raise StalledError if so many machines have failed without a job that completed that the run would not end.
         """
         truth, machine = self._truth, int(self.next_s.argmin())
         groups = truth.cluster.group_machine == machine

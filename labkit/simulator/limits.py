@@ -30,15 +30,9 @@ class TimeLimits:
     def of(cls, jobs: Jobs, which: str) -> Self | None:
         """Return the limits of some jobs; None where none is ended.
 
-        Parameters
-        ----------
-        which : str
-            One of `WHICH`.
+        Raise InputError if it is none of these.
 
-        Raises
-        ------
-        InputError
-            If it is none of these.
+        `which`: one of `WHICH`.
         """
         if which not in WHICH:
             raise unknown("time limits", str(which), WHICH)

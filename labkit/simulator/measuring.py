@@ -221,19 +221,11 @@ class GrowingMemory:
     """What the servers of each job hold, and when it is too much.
 
     All servers of a job hold base + growth x steps together, each the part that its load is of the updates. A server
-    that would hold more than it was given runs out of memory.
+    that would hold more than it was given runs out of memory. Raise InputError if a job whose memory grows has no
+    server, or declares no memory for it.
 
-    Parameters
-    ----------
-    jobs : Jobs
-        N jobs; those with `ps_memory_growth_gb` or `ps_memory_base_gb` are watched.
-    speed : TroubleModel
-        Tells the loads of servers.
-
-    Raises
-    ------
-    InputError
-        If a job whose memory grows has no server, or declares no memory for it.
+    `jobs`: N jobs; those with `ps_memory_growth_gb` or `ps_memory_base_gb` are watched; `speed`: tells the loads of
+    servers.
     """
 
     def __init__(self, jobs: Jobs, speed: TroubleModel) -> None:

@@ -17,12 +17,7 @@ AFTER_S = 1e-7
 class Phases:
     """The phases of running jobs, for a speed model that has some.
 
-    Parameters
-    ----------
-    truth : SimulatedTruth
-        Jobs, tasks and machines.
-    model : PhaseModel
-        When phases end; the speeds of the truth are its own.
+    `truth`: jobs, tasks and machines; `model`: when phases end; the speeds of the truth are its own.
     """
 
     def __init__(self, truth: SimulatedTruth, model: PhaseModel) -> None:

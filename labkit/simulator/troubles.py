@@ -154,10 +154,7 @@ class Troubles:
 def troubles(options: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles | None:
     """Return the troubles that a user names: a file, words such as `hot_ps=0.13,slow_ps=0.06`, or none.
 
-    Raises
-    ------
-    InputError
-        If they are neither; as `Troubles.read`; or a job or a task of them is not there.
+    Raise InputError if they are neither; as `Troubles.read`; or a job or a task of them is not there.
     """
     if options is None or (isinstance(options, str) and options.strip() in ("", "none")):
         return None
@@ -175,10 +172,7 @@ def troubles(options: Any, jobs: Jobs, *, rng: np.random.Generator) -> Troubles 
 def refuse_foreign(troubles: Troubles, jobs: Jobs) -> None:
     """Raise if a trouble is of a job or of a task that can never be there.
 
-    Raises
-    ------
-    InputError
-        It names the trouble.
+    Raise InputError, which names the trouble.
     """
     for row in troubles.rows:
         job, task = int(row["job"]), int(row["task"])
@@ -280,12 +274,7 @@ def _refuse_odd(parts: Mapping[str, float]) -> None:
 class ActiveTroubles:
     """The troubles of a run: T of them.
 
-    Parameters
-    ----------
-    troubles : Troubles
-        All that will ever come.
-    jobs : Jobs
-        Of the run.
+    `troubles`: all that will ever come; `jobs`: of the run.
     """
 
     def __init__(self, troubles: Troubles, jobs: Jobs) -> None:

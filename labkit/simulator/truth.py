@@ -26,55 +26,41 @@ _NO_JOBS = np.empty(0, np.int32)
 
 
 class SimulatedTruth:
-    """The columns that kernels work on, and the speeds that follow from them.
-
-    Attributes
-    ----------
-    jobs, cluster, speed : Jobs, Cluster, SpeedModel
-        What arrives, where it runs, and how fast it is.
-    now_s : float
-        Virtual seconds since the run began.
-    records : array
-        (N,) of dtype `kernels.TRUTH`.
-    book : Book
-        The tasks that each job holds, and the free capacity (G, R).
-    running, counts : array
-        (N,) the jobs that hold tasks, in order of start, and (3,) counts: `kernels.N_RUNNING` and on.
-    others : array
-        (2 N,) jobs that just got or lost a partner, or were resized; N_OTHERS of them count.
-    first_row, mate : array
-        (N,) scratch of the kernels that check and carry out a placement; -1 between two placements.
-    machine_up : array of bool
-        (M,) machines that are there.
-    out : array
-        Buffer into which kernels write events; `room_for` makes it large enough.
-    changes : Changes or None
-        Starts and rescales that take their share of machines, if the speed model knows them.
-    troubles, memory : ActiveTroubles, GrowingMemory or None
-        Tasks that are slow or hot, and servers whose memory grows.
-    phased : bool
-        Whether speeds change as jobs progress: `PhaseModel`.
-    """
+    """The columns that kernels work on, and the speeds that follow from them."""
 
     def __init__(self, jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> None:
         self.jobs, self.cluster, self.speed = jobs, cluster, speed
+        """`jobs`, `cluster` and `speed`: what arrives, where it runs, and how fast it is."""
         self.now_s = 0.0
+        """Virtual seconds since the run began."""
         self.records = np.zeros(len(jobs), dtype=kernels.TRUTH)
+        """(N,) of dtype `kernels.TRUTH`."""
         self.records["next_s"] = np.inf
         self.records["factor"] = 1.0
         self.records["until_steps"] = jobs.true_steps
         self.book = Book(jobs, cluster)
+        """The tasks that each job holds, and the free capacity (G, R)."""
         self.running = np.empty(len(jobs), np.int32)
         self.counts = np.zeros(3, np.int32)
+        """`running` and `counts`: (N,) the jobs that hold tasks, in order of start, and (3,) counts:
+        `kernels.N_RUNNING` and on."""
         self.others = np.empty(2 * len(jobs), np.int32)
+        """(2 N,) jobs that just got or lost a partner, or were resized; N_OTHERS of them count."""
         self.first_row = np.full(len(jobs), -1, np.int32)
         self.mate = np.full(len(jobs), -1, np.int32)
+        """`first_row` and `mate`: (N,) scratch of the kernels that check and carry out a placement; -1 between two
+        placements."""
         self.machine_up = np.ones(cluster.n_machines, dtype=np.bool_)
+        """(M,) machines that are there."""
         self.out = np.empty(0, dtype=EVENT)
+        """Buffer into which kernels write events; `room_for` makes it large enough."""
         self.changes: Changes | None = None
+        """Starts and rescales that take their share of machines, if the speed model knows them."""
         self.troubles: ActiveTroubles | None = None
         self.memory: GrowingMemory | None = None
+        """`troubles` and `memory`: tasks that are slow or hot, and servers whose memory grows."""
         self.phased = isinstance(speed, PhaseModel)
+        """Whether speeds change as jobs progress: `PhaseModel`."""
 
     def columns(self, *, n_tasks: int) -> dict[str, Any]:
         """Return the columns that the kernels work on; there is room for so many more tasks."""

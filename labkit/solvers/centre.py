@@ -31,27 +31,18 @@ COARSE: Final = 1024.0
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Centred(Proved):
-    """Shares in the middle of the best ones, and the proof that they are among them.
-
-    Attributes
-    ----------
-    x : array
-        (J, V) fraction of its time that each job spends alone in each column; what would be 0 is tiny.
-    level : float
-        The common level, which was to be as great as can be.
-    bound : float
-        No shares reach more.
-    pairs : array
-        (P, 2) the jobs of each pair, the lower one first.
-    pair_x : array
-        (P, V) fraction of time of each pair in each column.
-    """
+    """Shares in the middle of the best ones, and the proof that they are among them."""
 
     x: Floats
+    """(J, V) fraction of its time that each job spends alone in each column; what would be 0 is tiny."""
     level: float
+    """The common level, which was to be as great as can be."""
     bound: float
+    """No shares reach more."""
     pairs: Ints = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """(P, 2) the jobs of each pair, the lower one first."""
     pair_x: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    """(P, V) fraction of time of each pair in each column."""
 
 
 def centre(
@@ -71,7 +62,9 @@ def centre(
 
         minimise rho:  slope_j u_j + drag_j <= rho,  u_j >= 1 / (value_j . x_j - base_j)
 
-    as finish-time fairness has it: rho is the greatest ratio of a job's time to the time that it may take.
+    as finish-time fairness has it: rho is the greatest ratio of a job's time to the time that it may take. Raise
+    InputError if the bases cannot be reached together, a job that should rise has no value anywhere, or no job should
+    rise.
 
     Parameters
     ----------
@@ -88,11 +81,6 @@ def centre(
         so that the shares do not jump when the first one is not; its level must be above 0.
     level : float, optional
         Do not raise the level above this: the shares are in the middle of all that reach it.
-
-    Raises
-    ------
-    InputError
-        If the bases cannot be reached together, a job that should rise has no value anywhere, or no job should rise.
 
     Examples
     --------
@@ -335,31 +323,22 @@ class ConeRows:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CentreColumns:
-    """All ways, W in number: a job alone, or a pair, in a column; and what each is worth to its members.
-
-    Attributes
-    ----------
-    size, capacity, use
-        As in `centre`.
-    job : array
-        (W,) the first member.
-    column : array
-        (W,) where.
-    member, way, value : array
-        (E,) job, way, and what all the time spent so is worth to the job.
-    pairs : array
-        (P, 2).
-    """
+    """All ways, W in number: a job alone, or a pair, in a column; and what each is worth to its members."""
 
     size: Floats
     capacity: Floats
     use: Floats
+    """`size`, `capacity` and `use`: as in `centre`."""
     job: Ints
+    """(W,) the first member."""
     column: Ints
+    """(W,) where."""
     member: Ints
     way: Ints
     value: Floats
+    """`member`, `way` and `value`: (E,) job, way, and what all the time spent so is worth to the job."""
     pairs: Ints
+    """(P, 2)."""
 
     @classmethod
     def alone(cls, value: ArrayLike, size: ArrayLike, capacity: ArrayLike, use: ArrayLike | None) -> Self:

@@ -31,6 +31,8 @@ def complete(
     regularised least squares, rows and columns in turn, the factors on what the effects leave. It is probabilistic
     matrix factorisation [1]_ with the effects added, which few observations of a row suffice for; a row's or column's
     penalty grows with its observations [2]_, and it starts high and falls, so that the first sweeps do not fit noise.
+    Raise InputError if rank, ridge or the shape make no sense; ProfileError if nothing was observed, or something
+    infinite.
 
     Parameters
     ----------
@@ -52,13 +54,6 @@ def complete(
     -------
     array
         (I, J), observed entries as they were.
-
-    Raises
-    ------
-    InputError
-        If rank, ridge or the shape make no sense.
-    ProfileError
-        If nothing was observed, or something infinite.
 
     References
     ----------

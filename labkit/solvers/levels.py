@@ -27,31 +27,21 @@ class Proved:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Filled(Proved):
-    """Shares, what they are worth to each job, and the proof that no job could do better.
-
-    Attributes
-    ----------
-    x : array
-        (J, V) fraction of its time that each job spends in each column.
-    value : array
-        (J,) what each job gets, sum_v value_jv x_jv.
-    level : float
-        The least level that a job reaches.
-    bound : float
-        No shares have a higher least level: what the jobs need above it costs more than all that there is at `prices`,
-        or is more than a job can have at all.
-    prices : array
-        (T,) of a device of each type, such that all devices together cost 1.
-    n_levels : int
-        Searches: after each but the last at least one more type is used up, so there are at most T.
-    """
+    """Shares, what they are worth to each job, and the proof that no job could do better."""
 
     x: Floats
+    """(J, V) fraction of its time that each job spends in each column."""
     value: Floats
+    """(J,) what each job gets, sum_v value_jv x_jv."""
     level: float
+    """The least level that a job reaches."""
     bound: float
+    """No shares have a higher least level: what the jobs need above it costs more than all that there is at `prices`,
+    or is more than a job can have at all."""
     prices: Floats
+    """(T,) of a device of each type, such that all devices together cost 1."""
     n_levels: int
+    """Searches: after each but the last at least one more type is used up, so there are at most T."""
 
 
 def fill(
@@ -161,7 +151,8 @@ def fill_entities(
     its weight among its growing jobs in proportion to their weights; one that goes first in, first out gives all of it
     to its first growing job. A job grows until it has the most that it can have, or cannot have more without taking
     from another; then its part goes to the others of its entity. The levels at which jobs have their most are worked
-    out beforehand, so one search goes past all of them.
+    out beforehand, so one search goes past all of them. Raise InputError as `fill`; or an entity number out of range,
+    or a weight that is not positive.
 
     Parameters
     ----------
@@ -180,11 +171,6 @@ def fill_entities(
     -------
     Filled
         `level` is that of the first bottleneck: until there an entity has gained level times its weight.
-
-    Raises
-    ------
-    InputError
-        As `fill`; or an entity number out of range, or a weight that is not positive.
 
     References
     ----------

@@ -37,30 +37,20 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Solution:
-    """An optimum and its certificate.
-
-    Attributes
-    ----------
-    x : array
-        (N,) values of the columns.
-    value : float
-        Of the objective at `x`.
-    dual : array
-        (M,) by how much the value would change if the limit of a row were one greater.
-    reduced : array
-        (N,) by how much the value would change if a column that is at its bound were one greater.
-    bound : float
-        Value of the dual program: no solution is better.
-    n_iterations : int
-        Simplex steps.
-    """
+    """An optimum and its certificate."""
 
     x: Floats
+    """(N,) values of the columns."""
     value: float
+    """Of the objective at `x`."""
     dual: Floats
+    """(M,) by how much the value would change if the limit of a row were one greater."""
     reduced: Floats
+    """(N,) by how much the value would change if a column that is at its bound were one greater."""
     bound: float
+    """Value of the dual program: no solution is better."""
     n_iterations: int
+    """Simplex steps."""
 
     @property
     def gap(self) -> float:
@@ -73,10 +63,7 @@ class LinearProgram:
 
     Columns and rows are numbered in the order in which they were added.
 
-    Parameters
-    ----------
-    maximise : bool
-        The sense.
+    `maximise`: the sense.
 
     Examples
     --------
@@ -190,19 +177,11 @@ class LinearProgram:
     def solve(self, *, method: str = "choose") -> Solution:
         """Return an optimum.
 
-        Parameters
-        ----------
-        method : str
-            One of `METHODS`.
+        Raise InfeasibleError if no x satisfies all rows and bounds; the message names rows that contradict each other;
+        UnboundedError if the objective has no limit; the message names columns that grow for ever; SolverError if the
+        solver gives up.
 
-        Raises
-        ------
-        InfeasibleError
-            If no x satisfies all rows and bounds; the message names rows that contradict each other.
-        UnboundedError
-            If the objective has no limit; the message names columns that grow for ever.
-        SolverError
-            If the solver gives up.
+        `method`: one of `METHODS`.
         """
         if method not in METHODS:
             raise unknown("simplex method", method, METHODS)

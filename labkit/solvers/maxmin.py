@@ -11,9 +11,10 @@ from labkit.core.resources import Floats, Ints
 def max_min_rates(paths: Ints, capacity: Floats, *, compiled: bool = True) -> Floats:
     """Return max-min fair rates: no flow can gain but at the cost of one that has no more.
 
-    In each round a link is a local bottleneck where its fair share is the least that any of its links offers to each
-    of its flows; the flows of all local bottlenecks get their shares at once. This ends where textbook progressive
-    filling [1]_ ends, which fills one link a round, in a tenth of the rounds or fewer.
+    In each round a link is a local bottleneck where its fair share is the least that any of its links offers to each of
+    its flows; the flows of all local bottlenecks get their shares at once. This ends where textbook progressive filling
+    [1]_ ends, which fills one link a round, in a tenth of the rounds or fewer. Raise InputError if a link number is
+    outside 0..L, or a capacity is negative or NaN.
 
     Parameters
     ----------
@@ -28,11 +29,6 @@ def max_min_rates(paths: Ints, capacity: Floats, *, compiled: bool = True) -> Fl
     -------
     array
         (F,) rates; infinite for a flow without links.
-
-    Raises
-    ------
-    InputError
-        If a link number is outside 0..L, or a capacity is negative or NaN.
 
     References
     ----------
@@ -57,22 +53,15 @@ def max_min_rates(paths: Ints, capacity: Floats, *, compiled: bool = True) -> Fl
 def equal_share_rates(paths: Ints, capacity: Floats) -> Floats:
     """Return for each flow the least of its links' capacities, each divided by the number of flows on the link.
 
-    What a flow cannot use because of its other links stays unused: never more than `max_min_rates`.
+    What a flow cannot use because of its other links stays unused: never more than `max_min_rates`. Raise InputError as
+    `max_min_rates`.
 
-    Parameters
-    ----------
-    paths, capacity : array
-        As for `max_min_rates`.
+    `paths`, `capacity`: as for `max_min_rates`.
 
     Returns
     -------
     array
         (F,) rates; infinite for a flow without links.
-
-    Raises
-    ------
-    InputError
-        As `max_min_rates`.
 
     Examples
     --------

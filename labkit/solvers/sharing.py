@@ -28,36 +28,24 @@ MAX_STEPS = 60
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FilledPairs(Proved):
-    """Shares of jobs and of pairs, what they are worth to each job, and the proof that no job could do better.
-
-    Attributes
-    ----------
-    x : array
-        (J, V) fraction of its time that each job spends alone in each column.
-    pairs : array
-        (P, 2) positions of jobs that share devices for some of the time, the lower one first.
-    pair_x : array
-        (P, V) fraction of time that they do so in each column.
-    value : array
-        (J,) what each job gets, alone and in pairs.
-    level : float
-        The least level that a job reaches.
-    bound : float
-        No shares have a higher least level, whichever pairs they use.
-    n_levels : int
-        Searches: after each at least one more job cannot have more.
-    n_columns : int
-        Ways to run in the linear program at the end, over groups of like jobs.
-    """
+    """Shares of jobs and of pairs, what they are worth to each job, and the proof that no job could do better."""
 
     x: Floats
+    """(J, V) fraction of its time that each job spends alone in each column."""
     pairs: Ints
+    """(P, 2) positions of jobs that share devices for some of the time, the lower one first."""
     pair_x: Floats
+    """(P, V) fraction of time that they do so in each column."""
     value: Floats
+    """(J,) what each job gets, alone and in pairs."""
     level: float
+    """The least level that a job reaches."""
     bound: float
+    """No shares have a higher least level, whichever pairs they use."""
     n_levels: int
+    """Searches: after each at least one more job cannot have more."""
     n_columns: int
+    """Ways to run in the linear program at the end, over groups of like jobs."""
 
 
 def fill_pairs(
@@ -77,6 +65,7 @@ def fill_pairs(
     A job is at level t if it gets t / (1 - drag t). One linear program has a row for each group of like jobs and each
     device type, and a column for each way to run: alone, or beside another. Of the columns, of which there are nearly
     J^2 V / 2, only those enter that pay at the prices of the rows so far [1]_; when none does, the prices prove it.
+    Raise InputError if a number is out of range, or a job can run nowhere.
 
     Parameters
     ----------
@@ -98,11 +87,6 @@ def fill_pairs(
         (J,) as for `levels.fill`.
     leximin : bool
         Go on for the jobs that can have more when others cannot, until none can.
-
-    Raises
-    ------
-    InputError
-        If a number is out of range, or a job can run nowhere.
 
     References
     ----------
@@ -350,30 +334,20 @@ NOBODY = -1
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pairing:
-    """Which jobs can share devices, and how fast.
-
-    Attributes
-    ----------
-    kind : array
-        (J,) the kind of each job.
-    speed : array
-        (K, K, V) of the first kind beside the second in each column; 0: they cannot share it.
-    scale : array
-        (J,) value of one unit of speed.
-    """
+    """Which jobs can share devices, and how fast."""
 
     kind: Ints
+    """(J,) the kind of each job."""
     speed: Floats
+    """(K, K, V) of the first kind beside the second in each column; 0: they cannot share it."""
     scale: Floats
+    """(J,) value of one unit of speed."""
 
     @classmethod
     def checked(cls, kind: Ints, speed: Floats, scale: Floats, n_columns: int) -> Self:
         """Return it, with 0 for NaN and where only one of two could run.
 
-        Raises
-        ------
-        InputError
-            If shapes differ, a kind is unknown, or a number is negative.
+        Raise InputError if shapes differ, a kind is unknown, or a number is negative.
         """
         k = len(speed)
         if speed.shape != (k, k, n_columns):
@@ -399,21 +373,14 @@ class Pairing:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Groups:
-    """Jobs that are alike in everything: they may as well have equal shares.
-
-    Attributes
-    ----------
-    of : array
-        (J,) the group of each job; groups are numbered by their first jobs.
-    first : array
-        (G,) position of that job.
-    n : array
-        (G,) jobs in each.
-    """
+    """Jobs that are alike in everything: they may as well have equal shares."""
 
     of: Ints
+    """(J,) the group of each job; groups are numbered by their first jobs."""
     first: Ints
+    """(G,) position of that job."""
     n: Ints
+    """(G,) jobs in each."""
 
     @classmethod
     def of_like(cls, *columns: Floats | Ints) -> Self:
@@ -430,23 +397,16 @@ class Groups:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SharingColumns:
-    """All ways to run that could be of use, W of them.
-
-    Attributes
-    ----------
-    a, b : array
-        (W,) the groups; b is -1 for one alone, and may be a for two jobs of one group.
-    column : array
-        (W,) where.
-    rate_a, rate_b : array
-        (W,) what all of its time is worth to a member of each; 0 for none.
-    """
+    """All ways to run that could be of use, W of them."""
 
     a: Ints
     b: Ints
+    """`a` and `b`: (W,) the groups; b is -1 for one alone, and may be a for two jobs of one group."""
     column: Ints
+    """(W,) where."""
     rate_a: Floats
     rate_b: Floats
+    """`rate_a` and `rate_b`: (W,) what all of its time is worth to a member of each; 0 for none."""
 
     @classmethod
     def of(cls, groups: Groups, value: Floats, size: Floats, pairing: Pairing) -> Self:
@@ -510,28 +470,19 @@ COSTS = 1e-7
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Optimum:
-    """An optimum over all ways.
-
-    Attributes
-    ----------
-    x : array
-        (W,) time of each way, in all of its group.
-    factor : float
-        What all needs of the rising jobs are multiplied by.
-    value : array
-        (G,) what each job of a group gets.
-    bound : float
-        No shares reach a greater factor.
-    price : array
-        (G,) what would be added to the factor if each job of a group had to have one unit less; no shares give the
-        groups more than the bound at these prices.
-    """
+    """An optimum over all ways."""
 
     x: Floats
+    """(W,) time of each way, in all of its group."""
     factor: float
+    """What all needs of the rising jobs are multiplied by."""
     value: Floats
+    """(G,) what each job of a group gets."""
     bound: float
+    """No shares reach a greater factor."""
     price: Floats
+    """(G,) what would be added to the factor if each job of a group had to have one unit less; no shares give the
+    groups more than the bound at these prices."""
 
 
 class Master:
@@ -589,12 +540,8 @@ class Master:
     def best(self, need: Floats, rises: Bools) -> Optimum:
         """Return the greatest factor for the rising jobs, while the others have what they need; need (G,), rises (G,).
 
-        Exact where it is 1, and within `ROUGHLY` elsewhere; the bound always is one.
-
-        Raises
-        ------
-        InfeasibleError
-            If the others cannot have it.
+        Exact where it is 1, and within `ROUGHLY` elsewhere; the bound always is one. Raise InfeasibleError if the
+        others cannot have it.
         """
         self._program.set_limits(self._needs, lower=np.where(rises, 0.0, need))
         self._program.set_column(0, self._needs, np.where(rises, -need, 0.0))

@@ -198,21 +198,14 @@ def _shared(jobs: Jobs, kinds: Floats, table: Throughputs, types: tuple[str, ...
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Apart:
-    """What is known of gangs on more machines than needed.
-
-    Attributes
-    ----------
-    by_workers : array
-        (C, W + 1, T) steps/s when spread; as on few machines where that was not measured.
-    fewest : array
-        (C, W + 1, T) machines that so many workers need on the empty cluster.
-    group_machine : array
-        (G,) the machine of each group.
-    """
+    """What is known of gangs on more machines than needed."""
 
     by_workers: Floats
+    """(C, W + 1, T) steps/s when spread; as on few machines where that was not measured."""
     fewest: Ints
+    """(C, W + 1, T) machines that so many workers need on the empty cluster."""
     group_machine: Ints
+    """(G,) the machine of each group."""
 
     @classmethod
     def of(cls, jobs: Jobs, cluster: Cluster, kinds: Floats, table: Throughputs, together: Floats) -> Self:

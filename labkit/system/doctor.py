@@ -29,27 +29,18 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that labkit needs or can use.
-
-    Attributes
-    ----------
-    name : str
-        What it is.
-    ok : bool
-        True if it is there.
-    found : str
-        Which version or where; empty where there is none.
-    hint : str
-        What it is for and how to get it.
-    required : bool
-        False: labkit works without it, and leaves out what needs it.
-    """
+    """One thing that labkit needs or can use."""
 
     name: str
+    """What it is."""
     ok: bool
+    """True if it is there."""
     found: str
+    """Which version or where; empty where there is none."""
     hint: str
+    """What it is for and how to get it."""
     required: bool = False
+    """False: labkit works without it, and leaves out what needs it."""
 
 
 def checks() -> list[Check]:

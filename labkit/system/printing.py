@@ -52,19 +52,12 @@ def _written(letter: str) -> str:
 class GuardedStream:
     """A stream that writes out what a terminal would obey; lines and tabs stay.
 
-    Parameters
-    ----------
-    stream : text file
-        Where the text goes.
-
-    Attributes
-    ----------
-    rich_proxied_file : text file
-        The stream itself: where rich's consoles write, with colours.
+    `stream`: where the text goes.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
+        """The stream itself: where rich's consoles write, with colours."""
 
     def write(self, text: str) -> int:
         """Write a text; return its length."""
@@ -111,12 +104,7 @@ def guard() -> None:
 def terminal(file: TextIO | None = None, *, width: int | None = None) -> Console:
     """Return rich's console for tables; brackets and colons of a text are no markup.
 
-    Parameters
-    ----------
-    file : text file, optional
-        stdout by default.
-    width : int, optional
-        Characters of a line; by default those of the terminal.
+    `file`: stdout by default; `width`: characters of a line; by default those of the terminal.
     """
     return _console_class()(file=own(file or sys.stdout), width=width, markup=False, emoji=False, highlight=False)
 

@@ -17,33 +17,23 @@ class Identity(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """Columns of /proc/PID/stat.
-
-    Attributes
-    ----------
-    pid, parent, group, session : int
-        Numbers of the process, its parent, its process group and its session.
-    state : str
-        One letter: R, S, D, Z, ...
-    ticks : int
-        Processor time in clock ticks, that of ended children included.
-    start : int
-        Start in clock ticks since the host started.
-    rss_pages : int
-        Resident memory in pages.
-    n_threads : int
-        Threads.
-    """
+    """Columns of /proc/PID/stat."""
 
     pid: int
     state: str
+    """One letter: R, S, D, Z, ..."""
     group: int
     session: int
+    """`group` and `session`: numbers of the process group and the session."""
     ticks: int
+    """Processor time in clock ticks, that of ended children included."""
     start: int
+    """Start in clock ticks since the host started."""
     rss_pages: int
+    """Resident memory in pages."""
     n_threads: int
     parent: int
+    """Number of the parent."""
 
     @property
     def identity(self) -> Identity:

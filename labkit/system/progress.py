@@ -125,19 +125,14 @@ class StageLines(_Lines):
         Seconds from one line to the next.
     clock : callable
         Returns seconds.
-
-    Attributes
-    ----------
-    stage : str
-        What goes on now.
-    detail : callable
-        Returns how far it came.
     """
 
     def __init__(self, stage: str, *, every_s: float = STAGE_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(every_s=every_s)
         self.stage = stage
+        """What goes on now."""
         self.detail: Callable[[], str] = str
+        """Returns how far it came."""
         self._clock, self._began_s = clock, clock()
         if sys.stderr.isatty():
             self.begin, self.end = "\x1b[K", "\r"

@@ -155,10 +155,7 @@ class ConformanceError(AssertionError):
 def require(holds: object, sentence: str) -> None:
     """Raise unless `holds`.
 
-    Raises
-    ------
-    ConformanceError
-        With the sentence.
+    Raise ConformanceError with the sentence.
     """
     if not holds:
         raise ConformanceError(sentence)

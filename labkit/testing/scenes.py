@@ -180,12 +180,8 @@ def random_runs_on(rng: np.random.Generator, *, cluster: Cluster, n_jobs: int) -
 def random_jobs(rng: np.random.Generator, *, cluster: Cluster, runs_on: Bools, right: bool = False) -> Jobs:
     """Return jobs rigid and malleable, with PSs and all-reduce, some without GPUs, each of which fits when alone.
 
-    Parameters
-    ----------
-    runs_on : array of bool
-        (N, T) which jobs can run on which device types.
-    right : bool
-        All declared steps are what the jobs really need; else they are wrong for some.
+    `runs_on`: (N, T) which jobs can run on which device types; `right`: all declared steps are what the jobs really
+    need; else they are wrong for some.
     """
     n = len(runs_on)
     workers = np.stack([rng.choice([0, 0.5, 1, 1, 2], n), rng.integers(1, 4, n), rng.choice([0, 4, 7.5], n)], axis=1)

@@ -15,7 +15,7 @@ Sources of the figures:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -115,24 +115,11 @@ _DL2_ROWS: Final = (
 
 def _dl2_model(row: tuple[str, str, str, float, float, int, int, float, Demand, float, float]) -> Model:
     name, domain, dataset, size_mb, compute_s, batch, epoch, speed, worker, worker_cores, ps_cores = row
+    pcie_gbps = round(2 * size_mb * 8e6 / compute_s / 1e9, 2)
     return Model(
-        name=name,
-        domain=domain,
-        dataset=dataset,
-        n_parameters=round(size_mb * 1e6 / 4),
-        compute_s=compute_s,
-        batch=batch,
-        steps_per_epoch=epoch,
-        samples_per_s=speed,
-        worker_demand=worker,
-        ps_demand=_PS,
-        worker_cores=worker_cores,
-        ps_cores=ps_cores,
-        pcie_gbps=round(2 * size_mb * 8e6 / compute_s / 1e9, 2),
-        n_workers=1,
-        n_ps=1,
-        source=_DL2,
-    )
+        name, domain, dataset, round(size_mb * 1e6 / 4), compute_s, batch, epoch, speed, worker, _PS, worker_cores,
+        ps_cores, pcie_gbps, n_workers=1, n_ps=1, source=_DL2,
+    )  # fmt: skip
 
 
 _CRITEO_STEPS = 80_577  # 45,840,617 samples, 90% of them for training, in batches of 512
@@ -158,23 +145,18 @@ _WIDE_DEEP = Model(
     n_ps=8,
     source=_DLROVER,
 )
-_XDEEPFM = Model(
+_XDEEPFM = replace(
+    _WIDE_DEEP,
     name="xdeepfm",
-    domain="click-through rate",
-    dataset="Criteo",
     n_parameters=_EMBEDDINGS + _DENSE + _INTERACTIONS,
     compute_s=round(1 / 6.2, 4),
-    batch=512,
-    steps_per_epoch=_CRITEO_STEPS,
     samples_per_s=6.2 * 512,
     worker_demand=Demand(0, 20, 8),
-    ps_demand=Demand(0, 16, 8),
     worker_cores=19.4,
     ps_cores=3.1,
     pcie_gbps=0.09,
     n_workers=8,
     n_ps=2,
-    source=_DLROVER,
 )
 
 _MODELS: Final[dict[str, Model]] = {m.name: m for m in (*map(_dl2_model, _DL2_ROWS), _WIDE_DEEP, _XDEEPFM)}

@@ -22,30 +22,20 @@ EPOCH_FRACTIONS: Final = (0.30, 0.96, 0.05, 0.54, 0.95, 0.46, 0.33, 0.23)
 
 @dataclass(frozen=True, slots=True)
 class Dl2Setting:
-    """A parameter set of DL2's simulator.
-
-    Attributes
-    ----------
-    n_nodes : int
-        Machines of 8 cores and 2 GPUs.
-    n_jobs : int
-        Jobs in all.
-    max_arrivals : int
-        Most arrivals in a slot.
-    max_epochs : int
-        Scale of the lengths of jobs.
-    max_workers : int
-        Most workers, and most parameter servers, of a job.
-    slot_s : float
-        Seconds in a slot.
-    """
+    """A parameter set of DL2's simulator."""
 
     n_nodes: int
+    """Machines of 8 cores and 2 GPUs."""
     n_jobs: int
+    """Jobs in all."""
     max_arrivals: int
+    """Most arrivals in a slot."""
     max_epochs: int
+    """Scale of the lengths of jobs."""
     max_workers: int = 16
+    """Most workers, and most parameter servers, of a job."""
     slot_s: float = 1200.0
+    """Seconds in a slot."""
 
 
 SETTINGS: Final = {
@@ -60,13 +50,7 @@ SETTINGS: Final = {
 
 
 def setting(name: str) -> Dl2Setting:
-    """Return a parameter set by name.
-
-    Raises
-    ------
-    InputError
-        If there is none of that name.
-    """
+    """Return a parameter set by name; InputError if there is none of that name."""
     if name not in SETTINGS:
         raise unknown("DL2 setting", name, SETTINGS)
     return SETTINGS[name]

@@ -74,6 +74,8 @@ def _is_there(what: str) -> bool:
 def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs:
     """Return the jobs of a file, or of a generator and a seed.
 
+    Raise InputError if the expression cannot be read, with the nearest name; or as `labkit.workloads.read`.
+
     Parameters
     ----------
     what : str or Path
@@ -83,11 +85,6 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
         Of a generator; a file has none.
     format : str, optional
         Of a file, where it cannot be told from its contents.
-
-    Raises
-    ------
-    InputError
-        If the expression cannot be read, with the nearest name; or as `labkit.workloads.read`.
 
     Examples
     --------

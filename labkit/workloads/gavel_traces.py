@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import random  # noqa: TID251  (the published recipe draws from Python's own generator; see `gavel_jobs`)
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import numpy as np
 
 from labkit.core.bounds import MAX_JOBS, whole
 from labkit.core.errors import InputError
+from labkit.core.files import write_text
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.gavel import Throughputs
@@ -136,35 +135,17 @@ def _arrivals(n: int, rng: random.Random, *, mean_gap_s: float) -> list[float]:
 def write_gavel(jobs: Jobs, path: str | Path) -> Path:
     """Write jobs in Gavel's 10 columns, whole steps; the columns that only its own runtime needs hold a dash.
 
-    Raises
-    ------
-    InputError
-        If a job is no rigid gang of one-GPU workers, which the format cannot say.
+    Raise InputError if a job is no rigid gang of one-GPU workers, which the format cannot say.
     """
     path = Path(path)
     if (jobs.n_ps > 0).any() or (jobs.gpus != jobs.n_workers).any():
         raise InputError(f"{path}: Gavel's format holds rigid gangs of one-GPU workers only; write a .csv instead.")
-    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        scratch.write_text("".join(_line(jobs, i) for i in range(len(jobs))), "utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_text(path, "".join(_line(jobs, i) for i in range(len(jobs))))
     return path
 
 
 def _line(jobs: Jobs, i: int) -> str:
     slo = jobs.slo_s[i] / jobs.duration_s[i] if np.isfinite(jobs.slo_s[i]) else -1.0
-    cells = (
-        jobs.models[jobs.model[i]],
-        "-",
-        "-",
-        "-",
-        "0",
-        str(max(1, int(jobs.total_steps[i]))),
-        str(jobs.n_workers[i]),
-        f"{jobs.weight[i]:g}",
-        f"{slo:f}",
-        f"{jobs.arrival_s[i]:f}",
-    )
-    return "\t".join(cells) + "\n"
+    steps = max(1, int(jobs.total_steps[i]))
+    cells = (jobs.models[jobs.model[i]], "-", "-", "-", "0", f"{steps}", f"{jobs.n_workers[i]}", f"{jobs.weight[i]:g}")
+    return "\t".join((*cells, f"{slo:f}", f"{jobs.arrival_s[i]:f}")) + "\n"

@@ -35,17 +35,12 @@ def shipped() -> dict[str, Path]:
 def located(what: str | Path) -> Path:
     """Return the file that a path or a name stands for: of a file, a shipped trace, or a public one that was fetched.
 
-    A folder of the name of a shipped trace, as testbed/ in a checkout, counts only if there is a trace in it.
+    A folder of the name of a shipped trace, as testbed/ in a checkout, counts only if there is a trace in it. Raise
+    InputError if it is the name of a public trace that was not fetched yet; TraceError if there is no such file, and
+    its name is nearly that of a shipped trace.
 
     >>> located("demo") == FOLDER / "demo.csv", located("mine.csv")
     (True, PosixPath('mine.csv'))
-
-    Raises
-    ------
-    InputError
-        If it is the name of a public trace that was not fetched yet.
-    TraceError
-        If there is no such file, and its name is nearly that of a shipped trace.
     """
     path = Path(what)
     if _is_there(path):
@@ -89,25 +84,17 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class PublicTrace:
-    """A public trace.
-
-    Attributes
-    ----------
-    base_url : str
-        Folder of its files.
-    files : tuple of (str, str or None)
-        Path under `base_url` and SHA-256 of each; None: not published, so that the user must vouch for it.
-    main : str
-        File or folder (".": all of them) that `labkit.workloads.readers.read` takes, after unpacking.
-    licence, what : str
-        For people.
-    """
+    """A public trace."""
 
     base_url: str
+    """Folder of its files."""
     files: tuple[tuple[str, str | None], ...]
+    """Path under `base_url` and SHA-256 of each; None: not published, so that the user must vouch for it."""
     main: str
+    """File or folder (".": all of them) that `labkit.workloads.readers.read` takes, after unpacking."""
     licence: str
     what: str
+    """`licence` and `what`: for people."""
 
     def __str__(self) -> str:
         return f"{self.what} [{self.licence}]"
@@ -199,6 +186,9 @@ def fetch(
 ) -> Path:
     """Download a public trace once, check it, unpack it, and return the file that `read` takes.
 
+    Raise InputError if the name is unknown, no checksum is known or given, the download fails, or its checksum is
+    another; nothing is left behind.
+
     Parameters
     ----------
     name : str
@@ -209,12 +199,6 @@ def fetch(
         Folder to keep it in; labkit's folder in the user's cache by default.
     checksum : str, optional
         SHA-256 that you vouch for, for a trace of one file without a published one.
-
-    Raises
-    ------
-    InputError
-        If the name is unknown, no checksum is known or given, the download fails, or its checksum is another; nothing
-        is left behind.
     """
     name = ALSO.get(name, name)
     if name not in PUBLIC:

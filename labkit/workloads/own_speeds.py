@@ -43,18 +43,12 @@ TFLOPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeeds:
-    """Speeds by type of GPU that a user gives.
-
-    Attributes
-    ----------
-    table : Throughputs
-        Steps/s by model, number of GPUs and type.
-    said : str
-        Where they are from, for headers of runs.
-    """
+    """Speeds by type of GPU that a user gives."""
 
     table: Throughputs
+    """Steps/s by model, number of GPUs and type."""
     said: str
+    """Where they are from, for headers of runs."""
 
 
 def is_speeds(path: str | Path) -> bool:
@@ -79,12 +73,8 @@ def _nearly(names: set[str]) -> bool:
 def read_speeds(path: str | Path, *, jobs: Jobs) -> TypeSpeeds:
     """Return the speeds of a CSV for some jobs.
 
-    With the columns type and speed, a job is on a type as many times as fast as its number says.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read; every fault, with its line; or a model of the jobs has no rows, and there is none for "*".
+    With the columns type and speed, a job is on a type as many times as fast as its number says. Raise InputError if it
+    cannot be read; every fault, with its line; or a model of the jobs has no rows, and there is none for "*".
     """
     path = Path(path)
     header, rows = _rows(path)
@@ -96,13 +86,7 @@ def read_speeds(path: str | Path, *, jobs: Jobs) -> TypeSpeeds:
 
 
 def guessed_speeds(jobs: Jobs, device_types: Sequence[str]) -> TypeSpeeds:
-    """Return speeds in proportion to the published TFLOPS of some types.
-
-    Raises
-    ------
-    InputError
-        If a type is none that is known.
-    """
+    """Return speeds in proportion to the published TFLOPS of some types; InputError if a type is none that is known."""
     found = {}
     for kind, t in zip(device_types, type_index(device_types, tuple(TFLOPS)).tolist(), strict=True):
         if t < 0:

@@ -21,7 +21,7 @@ from labkit.core.weights import WeightsFiles, fault_of, other_names
 from labkit.kernels import by_reference, inner, kernel
 from labkit.kernels.arrays import add_to, fill_rows, fill_with
 from labkit.placers.base import of_one_type, place_or_pack
-from reproductions.deepsys.placer import MODELS, model_kind
+from reproductions.deepsys.placer import MODELS, machines_of, model_kind
 
 OF_MACHINE: Final = (
     "free_gpus", "free_cores", "gpus", "cores", "own_workers", "own_ps", "holds_rest", "tasks", "length", "empty",
@@ -47,34 +47,26 @@ FILES: Final = WeightsFiles(
 
 @by_reference
 class Net(NamedTuple):
-    """The weights: two layers for machines, two for the task, the summary of machines, and scores.
-
-    Attributes
-    ----------
-    machine, machine_bias, machine2, machine2_bias : array
-        (F, W), (W,), (W, W), (W,).
-    task, task_bias, task2, task2_bias : array
-        (Q, W), (W,), (W, W), (W,).
-    look, look_machine, look_out : array
-        (W, W), (W, W), (W,) of the attention that sums machines up.
-    query, key, out : array
-        (2 W, W), (W, W), (W,) of the attention whose scores choose.
-    """
+    """The weights: two layers for machines, two for the task, the summary of machines, and scores."""
 
     machine: Floats
     machine_bias: Floats
     machine2: Floats
     machine2_bias: Floats
+    """`machine`, `machine_bias`, `machine2` and `machine2_bias`: (F, W), (W,), (W, W), (W,)."""
     task: Floats
     task_bias: Floats
     task2: Floats
     task2_bias: Floats
+    """`task`, `task_bias`, `task2` and `task2_bias`: (Q, W), (W,), (W, W), (W,)."""
     look: Floats
     look_machine: Floats
     look_out: Floats
+    """`look`, `look_machine` and `look_out`: (W, W), (W, W), (W,) of the attention that sums machines up."""
     query: Floats
     key: Floats
     out: Floats
+    """`query`, `key` and `out`: (2 W, W), (W, W), (W,) of the attention whose scores choose."""
 
     def save(self, path: str | Path, *, source: str = "") -> None:
         """Write a file, whole or not at all."""
@@ -92,23 +84,16 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
 
 @by_reference
 class Stand(NamedTuple):
-    """Machines as they stand: M machines of G device groups.
-
-    Attributes
-    ----------
-    free, capacity : array
-        (G, R) what is free, from which tasks are taken, and what there is.
-    first_group : array
-        (M + 1,) the groups of each machine.
-    tasks, length : array
-        (M,) tasks of others, and the sum of their jobs' lengths.
-    """
+    """Machines as they stand: M machines of G device groups."""
 
     free: Floats
     capacity: Floats
+    """`free` and `capacity`: (G, R) what is free, from which tasks are taken, and what there is."""
     first_group: Ints
+    """(M + 1,) the groups of each machine."""
     tasks: Floats
     length: Floats
+    """`tasks` and `length`: (M,) tasks of others, and the sum of their jobs' lengths."""
 
 
 class GangView(NamedTuple):
@@ -125,13 +110,7 @@ class GangView(NamedTuple):
 
 @by_reference
 class Notes(NamedTuple):
-    """Choices that were made: n (1,) so many; what was seen, where tasks fitted, what was taken, and the job of each.
-
-    Attributes
-    ----------
-    machines, task, fits, action, job : array
-        (D, M, F), (D, Q), (D, M), (D,) positions among the machines, (D,).
-    """
+    """Choices that were made: n (1,) so many; what was seen, where tasks fitted, what was taken, and whose job."""
 
     n: Ints
     machines: np.ndarray
@@ -139,6 +118,8 @@ class Notes(NamedTuple):
     fits: Bools
     action: Ints
     job: Ints
+    """`machines`, `task`, `fits`, `action` and `job`: (D, M, F), (D, Q), (D, M), (D,) positions among the machines,
+    (D,)."""
 
 
 def notes_of(n: int, n_machines: int) -> Notes:
@@ -370,7 +351,7 @@ class Attention:
 def by_attention(net: Net, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> tuple[Bools, list[Ints]]:
     """Return which gangs found room, and the rows of the placement: job, role, group, count."""
     cluster, table = snapshot.cluster, snapshot.table
-    trial, machines = Trial(snapshot, without=gangs.named), _machines(snapshot)
+    trial, machines = Trial(snapshot, without=gangs.named), machines_of(snapshot)
     stand, length, about = _stand(snapshot, trial), length_of(table), about_of(table)[gangs.job]
     up = snapshot.up[cluster.group_machine]
     placed = np.zeros(len(gangs), np.bool_)
@@ -402,9 +383,3 @@ def _stand(snapshot: Snapshot, trial: Trial) -> Stand:
         np.bincount(of, there.count, n).astype(np.float64),
         np.bincount(of, there.count * length, n).astype(np.float64),
     )  # fmt: skip
-
-
-def _machines(snapshot: Snapshot) -> Ints:
-    """Return the machines that the snapshot shows, with something to offer."""
-    shown = np.unique(snapshot.cluster.group_machine[snapshot.offered.any(axis=1)])
-    return shown.astype(np.int32)

@@ -288,12 +288,7 @@ def played(
 ) -> tuple[Scene, World, Notes]:
     """Return a trace of a setting, played, with the choices that were made.
 
-    Parameters
-    ----------
-    seed : int
-        Of the trace.
-    draw : int or None
-        Seed of the choices; None: the most probable ones.
+    `seed`: of the trace; `draw`: seed of the choices; None: the most probable ones.
     """
     jobs, cluster = setting.drawn(np.random.default_rng(seed))
     scene, world = setting.world(jobs, cluster)

@@ -59,6 +59,12 @@ def _by_model(jobs: Jobs, known: dict[str, float], otherwise: float) -> Floats:
     return found
 
 
+def machines_of(snapshot: Snapshot) -> Ints:
+    """Return the machines that the snapshot shows, with something to offer."""
+    shown: Ints = np.unique(snapshot.cluster.group_machine[snapshot.offered.any(axis=1)]).astype(np.int32)
+    return shown
+
+
 def features(kind: int, workers: Floats, servers: Floats, beside: MachineTasks) -> Floats:
     """Return what the network sees of a gang in some places, (K, N_FEATURES).
 
@@ -99,18 +105,12 @@ def features(kind: int, workers: Floats, servers: Floats, beside: MachineTasks) 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A network of two hidden layers of ReLU: features to speed over the speed alone on one machine.
-
-    Attributes
-    ----------
-    layers : tuple of (array, array)
-        Weights (in, out) and biases (out,) of each layer.
-    source : str
-        How it was made, and how well it predicts.
-    """
+    """A network of two hidden layers of ReLU: features to speed over the speed alone on one machine."""
 
     layers: tuple[tuple[Floats, Floats], ...]
+    """Weights (in, out) and biases (out,) of each layer."""
     source: str = ""
+    """How it was made, and how well it predicts."""
 
     def __call__(self, seen: Floats) -> Floats:
         """Return the speed that is predicted, as part of the speed alone, (K,)."""
@@ -208,7 +208,7 @@ class Greedy:
 
     def place(self, i: int) -> bool:
         """Place one more gang; where it does not fit, all is as before."""
-        job, machines = int(self.gangs.job[i]), self._machines()
+        job, machines = int(self.gangs.job[i]), machines_of(self.snapshot)
         on = np.zeros((2, len(machines)))
         usable = of_one_type(self.snapshot, self.gangs, i, self.trial.room(job, Role.WORKER))
         left = [int(self.gangs.n_workers[i]), int(self.gangs.n_ps[i])]
@@ -245,8 +245,3 @@ class Greedy:
         servers[k, fits] += left[Role.PS]
         predicted = self.predict(features(int(self.kind[job]), workers, servers, beside))
         return int(fits[predicted.round(6).argmax()])
-
-    def _machines(self) -> Ints:
-        """Return the machines that the snapshot shows, with something to offer."""
-        shown: Ints = np.unique(self.of[self.snapshot.offered.any(axis=1)])
-        return shown

@@ -23,6 +23,8 @@ def trainer_of(
 ) -> Trainer | Federated:
     """Return a trainer of DL2's own network.
 
+    Raise InputError if there is no such switch, or its value cannot be.
+
     Parameters
     ----------
     given : sequence of str
@@ -32,11 +34,6 @@ def trainer_of(
         Values of `SHORT`; None: not given.
     client : Client, optional
         Of a Dask cluster, for several clusters at once; None: a process for each of them.
-
-    Raises
-    ------
-    InputError
-        If there is no such switch, or its value cannot be.
     """
     from labkit.workloads.catalogue import DL2_MODELS
     from reproductions.dl2.switches import Published
@@ -63,11 +60,8 @@ def trainer_of(
 @contextmanager
 def lent_trainer(setting: Setting, *, dask: str | None, **options: Any) -> Iterator[Trainer | Federated]:
     """Lend what `trainer_of` returns, on a Dask cluster if one is asked for; its processes are ended afterwards."""
-    with ExitStack() as stack:
-        client = None
-        if dask is not None:
-            from labkit.experiment.on_dask import connect
+    from labkit.experiment.on_dask import connect
 
-            client = stack.enter_context(connect(dask))
+    with connect(dask) as client, ExitStack() as stack:
         trainer = trainer_of(setting, client=client, **options)
         yield stack.enter_context(trainer) if isinstance(trainer, AbstractContextManager) else trainer

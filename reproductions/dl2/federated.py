@@ -91,15 +91,6 @@ Ask = Callable[..., Callable[[], Any]]
 class Federated:
     """Trains DL2's own network on k clusters at once; it takes, gives and goes on as a `Trainer` does.
 
-    Attributes
-    ----------
-    experiments, models, slot_s, seed, switches
-        As a `Trainer` has them; `switches.clusters` is k. Cluster i has the seed plus 1,000 i.
-    where : str or Client
-        "here", one after the other; "processes", one for each cluster; or a Dask cluster's client.
-    slots : int
-        Slots that it learned from so far, on all clusters together.
-
     Examples
     --------
     >>> switches = Published(clusters=3)  # doctest: +SKIP
@@ -113,9 +104,13 @@ class Federated:
     slot_s: float
     seed: int = 1
     switches: Published = field(default_factory=lambda: Published(clusters=2))
+    """`experiments`, `models`, `slot_s`, `seed` and `switches`: as a `Trainer` has them; `switches.clusters` is k.
+    Cluster i has the seed plus 1,000 i."""
     where: str | Client = HERE
+    """"here", one after the other; "processes", one for each cluster; or a Dask cluster's client."""
     n_done: int = field(default=0, init=False)
     slots: int = field(default=0, init=False)
+    """Slots that it learned from so far, on all clusters together."""
     _parts: Parts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -184,13 +179,7 @@ class Federated:
         return {"members": members, "parts": parts, "n_done": self.n_done, "slots": self.slots}
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state.
-
-        Raises
-        ------
-        InputError
-            If it is that of another training.
-        """
+        """Go on from a state; InputError if it is that of another training."""
         members = state.get("members", ())
         if len(members) != len(self._members):
             raise InputError(

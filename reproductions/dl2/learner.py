@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -153,14 +154,7 @@ class Drawn(NamedTuple):
 
 
 class ReplayBuffer:
-    """The latest samples, N at most; all are as likely to be drawn.
-
-    Attributes
-    ----------
-    columns : dict of str to array
-        state, next (N, J, F); mask (N, A); chance (N, A); action (N,); behaviour, reward (N,); over (N,) whether
-        nothing came after the slot.
-    """
+    """The latest samples, N at most; all are as likely to be drawn."""
 
     def __init__(self, n: int, form: Form) -> None:
         of_jobs = n, form.n_jobs, form.n_features
@@ -170,6 +164,8 @@ class ReplayBuffer:
             "action": np.zeros(n, np.int64), "behaviour": np.zeros(n, np.float32), "reward": np.zeros(n, np.float32),
             "over": np.zeros(n, np.bool_),
         }  # fmt: skip
+        """state, next (N, J, F); mask (N, A); chance (N, A); action (N,); behaviour, reward (N,); over (N,) whether
+        nothing came after the slot."""
         self.n, self._at = 0, 0
 
     @property
@@ -276,6 +272,11 @@ class Learned:
     loss: float
     value_loss: float
     entropy: float
+
+    @classmethod
+    def mean(cls, told: Sequence[Self]) -> Self:
+        """Return the mean of several; 0 of none."""
+        return cls(*(float(np.mean([getattr(one, name) for one in told])) if told else 0.0 for name in cls.__slots__))
 
 
 class Learner:

@@ -31,30 +31,21 @@ N_SHARES: Final = 3
 
 @by_reference
 class Form(NamedTuple):
-    """What a network sees and may do.
-
-    Attributes
-    ----------
-    released : bool
-        By the released code's rules: types are numbers, ages count from arrival, what is left is a fraction; tasks go
-        to the least loaded machine, and the first that finds no room there ends the slot; a job that has all tasks
-        that it can use makes room for the next one. Otherwise by the paper, with jobs beyond J in batches of J.
-    n_jobs, n_models : int
-        J jobs that are seen at once, and L models that are told apart.
-    all_reduce : bool
-        Jobs have no parameter servers: J + 1 actions in place of 3 J + 1, and no column for them (sec. 7).
-    first_bundle : bool
-        Each job, by arrival, has a worker and a parameter server before the network is asked.
-    scaled : bool
-        Columns are brought to about 1: logarithms of slots and epochs, tasks by 16. False: as they are.
-    """
+    """What a network sees and may do."""
 
     released: bool
+    """By the released code's rules: types are numbers, ages count from arrival, what is left is a fraction; tasks go to
+    the least loaded machine, and the first that finds no room there ends the slot; a job that has all tasks that it can
+    use makes room for the next one. Otherwise by the paper, with jobs beyond J in batches of J."""
     n_jobs: int
     n_models: int
+    """`n_jobs` and `n_models`: J jobs that are seen at once, and L models that are told apart."""
     all_reduce: bool
+    """Jobs have no parameter servers: J + 1 actions in place of 3 J + 1, and no column for them (sec. 7)."""
     first_bundle: bool
+    """Each job, by arrival, has a worker and a parameter server before the network is asked."""
     scaled: bool
+    """Columns are brought to about 1: logarithms of slots and epochs, tasks by 16. False: as they are."""
 
     @property
     def n_features(self) -> int:
@@ -219,29 +210,21 @@ def show_held(batch: Batch, b: int, i: int) -> None:
 
 @by_reference
 class FlatNet(NamedTuple):
-    """The weights of M + 1 layers of H units, and of A actions.
-
-    Attributes
-    ----------
-    first, first_bias : array
-        (J F, H), (H,) over the state, row by row.
-    middle, middle_bias : array
-        (M, H, H), (M, H) of the layers behind it.
-    gain, shift : array
-        (M + 1, H) what each layer's units are multiplied by, and what is added: 1 and 0, but in the released code,
-        whose batch normalisation was never told that it trains and so was this.
-    last, last_bias : array
-        (H, A), (A,).
-    """
+    """The weights of M + 1 layers of H units, and of A actions."""
 
     first: Numbers
     first_bias: Numbers
+    """`first` and `first_bias`: (J F, H), (H,) over the state, row by row."""
     middle: Numbers
     middle_bias: Numbers
+    """`middle` and `middle_bias`: (M, H, H), (M, H) of the layers behind it."""
     gain: Numbers
     shift: Numbers
+    """`gain` and `shift`: (M + 1, H) what each layer's units are multiplied by, and what is added: 1 and 0, but in the
+    released code, whose batch normalisation was never told that it trains and so was this."""
     last: Numbers
     last_bias: Numbers
+    """`last` and `last_bias`: (H, A), (A,)."""
 
 
 @kernel
@@ -400,44 +383,31 @@ def _for_the_poorest(batch: Batch, b: int, window: Ints, chance: Floats, action:
 
 
 class How(NamedTuple):
-    """How actions are chosen.
-
-    Attributes
-    ----------
-    draws : bool
-        By their chances; False: the most probable one each time.
-    explores : float
-        Chance of the better action in a poor state; the released code's rules act if it is above 0. 0: never.
-    """
+    """How actions are chosen."""
 
     draws: bool
+    """By their chances; False: the most probable one each time."""
     explores: float
+    """Chance of the better action in a poor state; the released code's rules act if it is above 0. 0: never."""
 
 
 @by_reference
 class SlotSamples(NamedTuple):
-    """What was decided in a slot: N samples, of which `n` counts those that are there.
-
-    Attributes
-    ----------
-    state, mask : array
-        (N, J, F), (N, A) what was seen, and what was allowed, void included.
-    action, job : array
-        (N,) what was done, and the number of the job that it was done for; -1: void.
-    chance, behaviour : array
-        (N, A) of each action by the network, (N,) of the one that was taken, exploration included.
-    n, taken : array
-        (1,) samples so far, (3,) how often each kind of action was taken in this episode.
-    """
+    """What was decided in a slot: N samples, of which `n` counts those that are there."""
 
     state: Numbers
     mask: Bools
+    """`state` and `mask`: (N, J, F), (N, A) what was seen, and what was allowed, void included."""
     action: Ints
     job: Ints
+    """`action` and `job`: (N,) what was done, and the number of the job that it was done for; -1: void."""
     chance: Numbers
     behaviour: Numbers
+    """`chance` and `behaviour`: (N, A) of each action by the network, (N,) of the one that was taken, exploration
+    included."""
     n: Ints
     taken: Ints
+    """`n` and `taken`: (1,) samples so far, (3,) how often each kind of action was taken in this episode."""
 
 
 def room(n: int, form: Form) -> SlotSamples:

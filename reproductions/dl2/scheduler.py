@@ -28,25 +28,17 @@ FILES: Final = WeightsFiles(
 
 @dataclass(frozen=True, eq=False)
 class FlatWeights:
-    """A trained network of the paper's form.
-
-    Attributes
-    ----------
-    net, form : FlatNet, Form
-        The network, and what it sees and may do.
-    models : tuple of str
-        (L,) names of models that it tells apart.
-    slot_s : float
-        Seconds of a slot in its training.
-    source : str
-        How it was made.
-    """
+    """A trained network of the paper's form."""
 
     net: FlatNet
     form: Form
+    """`net` and `form`: the network, and what it sees and may do."""
     models: tuple[str, ...]
+    """(L,) names of models that it tells apart."""
     slot_s: float
+    """Seconds of a slot in its training."""
     source: str
+    """How it was made."""
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
@@ -57,13 +49,7 @@ class FlatWeights:
 
 
 def load_flat(path: str | Path) -> FlatWeights:
-    """Return weights from a file.
-
-    Raises
-    ------
-    InputError
-        If it holds something else.
-    """
+    """Return weights from a file; InputError if it holds something else."""
     path = FILES.find(path)
     about, tensors = FILES.read(path)
     form, models, slot_s = FILES.told(path, about, form=_form, models=names, slot_s=seconds)
@@ -149,10 +135,7 @@ class Flat:
 def refuse_other_jobs(form: Form, jobs: Jobs) -> None:
     """Raise if a form has no actions for some jobs.
 
-    Raises
-    ------
-    InputError
-        It names the first one.
+    Raise InputError, which names the first one.
     """
     if form.all_reduce and (other := np.flatnonzero(jobs.max_ps > 0)).size:
         raise InputError(

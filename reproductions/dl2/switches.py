@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from reproductions.dl2.policy import Form
+from reproductions.switches import refuse_beyond, refuse_unknown
 
 RULES: Final = ("paper", "released")
 LOSSES: Final = ("cross_entropy", "mean_square", "absolute")
@@ -131,30 +131,16 @@ class Published:
     mean_entropy: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("rules", RULES), ("sl_loss", LOSSES), ("reward", REWARDS)):
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
-        self._refuse(
-            ("n_jobs", "n_units", "n_layers", "batch", "type_every", "clusters"),
-            lambda x: x >= 1,
-            "a whole number >= 1",
-        )
-        self._refuse(
-            ("n_taught", "n_lessons", "n_rounds", "replay", "critic_first", "entropy", "fairness", "n_types"),
-            lambda x: x >= 0,
-            "a number >= 0",
-        )
-        self._refuse(("discount", "exploration"), lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        self._refuse(("speed_error", "epoch_error"), lambda x: 0 <= x < 1, "a fraction from 0 to below 1")
-        self._refuse(("rate", "sl_rate"), lambda x: x > 0, "a learning rate > 0")
+        refuse_unknown(self, rules=RULES, sl_loss=LOSSES, reward=REWARDS)
+        counts = "n_jobs", "n_units", "n_layers", "batch", "type_every", "clusters"
+        amounts = "n_taught", "n_lessons", "n_rounds", "replay", "critic_first", "entropy", "fairness", "n_types"
+        refuse_beyond(self, counts, lambda x: x >= 1, "a whole number >= 1")
+        refuse_beyond(self, amounts, lambda x: x >= 0, "a number >= 0")
+        refuse_beyond(self, ("discount", "exploration"), lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        refuse_beyond(self, ("speed_error", "epoch_error"), lambda x: 0 <= x < 1, "a fraction from 0 to below 1")
+        refuse_beyond(self, ("rate", "sl_rate"), lambda x: x > 0, "a learning rate > 0")
         if self.prioritised and not self.replay:
             raise InputError("prioritised is True, and replay is 0; expected samples to replay, such as replay=8192.")
-
-    def _refuse(self, names: tuple[str, ...], fits: Callable[[float], bool], expected: str) -> None:
-        """Raise if a switch is not what it should be."""
-        for name in names:
-            if not fits(getattr(self, name)):
-                raise InputError(f"{name} is {getattr(self, name)}; expected {expected}.")
 
     @classmethod
     def released(cls, **changes: Any) -> Self:

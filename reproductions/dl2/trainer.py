@@ -60,6 +60,8 @@ def altered(
 ) -> Experiment:
     """Return an experiment in which jobs differ from what is known of them.
 
+    Raise InputError if no job is left, or speeds depend on more than numbers of tasks.
+
     Parameters
     ----------
     speed_error : float
@@ -68,11 +70,6 @@ def altered(
         True lengths are the declared ones times as much, in whole epochs.
     models : collection of str, optional
         Jobs of others are left out.
-
-    Raises
-    ------
-    InputError
-        If no job is left, or speeds depend on more than numbers of tasks.
     """
     if models is not None:
         experiment = _of_models(experiment, models)
@@ -287,9 +284,7 @@ class Trainer(Training):
                 self.slots += 1
             if over:
                 break
-        made = [one for one in told if one is not None]
-        mean = [float(np.mean([getattr(one, name) for one in made])) if made else 0.0 for name in Learned.__slots__]
-        return mean_jct_of(batch, 0, self.slot_s), Learned(*mean)
+        return mean_jct_of(batch, 0, self.slot_s), Learned.mean([one for one in told if one is not None])
 
     def _rewards(self, reward: float, by_job: Floats) -> Floats:
         return reward_of_samples(self._kept, reward, by_job, self.switches.reward)

@@ -69,10 +69,7 @@ def lessons(
 ) -> Lessons:
     """Return what a scheduler does on some experiments.
 
-    Raises
-    ------
-    InputError
-        If it cannot run one of them, or decides about something else than numbers of tasks.
+    Raise InputError if it cannot run one of them, or decides about something else than numbers of tasks.
     """
     kept, left_out = room(MOST_ACTIONS, form), 0
     parts: list[tuple[Any, ...]] = []
@@ -135,10 +132,7 @@ def _watch(
 def wanted(snapshot: Snapshot, placement: Placement) -> Ints:
     """Return how many workers and parameter servers each active job has after a decision, (J, 2).
 
-    Raises
-    ------
-    InputError
-        If jobs are to share GPUs.
+    Raise InputError if jobs are to share GPUs.
     """
     if len(placement.partner) and (placement.partner >= 0).any():
         raise InputError("the teacher lets jobs share GPUs; expected one that gives each job tasks of its own.")

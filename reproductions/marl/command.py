@@ -24,6 +24,8 @@ def published_trainer(
 ) -> Trainer:
     """Return a trainer of MARL's own networks.
 
+    Raise InputError if there is no such switch, its value cannot be, there are several clusters, or a trace is a file.
+
     Parameters
     ----------
     clusters, traces : sequence of str
@@ -35,11 +37,6 @@ def published_trainer(
         Switches of `reproductions.marl.Published`, each NAME=VALUE.
     options : dict
         `n_rounds`: epochs; `n_lessons`: nothing is imitated here. None: not given.
-
-    Raises
-    ------
-    InputError
-        If there is no such switch, its value cannot be, there are several clusters, or a trace is a file.
     """
     from reproductions.marl.switches import Published
     from reproductions.marl.trainer import Setting, Trainer

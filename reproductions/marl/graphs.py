@@ -38,39 +38,30 @@ GROUP, CPU, SERVER, SWITCH, POD = range(5)
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes and directed edges.
-
-    Attributes
-    ----------
-    kind : array
-        (V,) kinds of nodes; those that take tasks come first, P of them: groups of GPUs, or servers.
-    source, target : array
-        (E,) nodes, by target.
-    gbps, tier : array
-        (E,) bandwidth, parallel links summed, and the tier of the upper end: 0 inside servers.
-    first : array
-        (V + 1,) edges into node v are `first[v]:first[v + 1]`.
-    edge, link, link_gbps : array
-        (K,) edges, and links of the network that each is made of, with their bandwidths.
-    bus, bus_group : array
-        (B,) edges that are PCIe buses, and the device group of each.
-    groups, first_group : array
-        Device groups of the nodes that take tasks, node p's from `first_group[p]` to `first_group[p + 1]`.
-    """
+    """Nodes and directed edges."""
 
     kind: Ints
+    """(V,) kinds of nodes; those that take tasks come first, P of them: groups of GPUs, or servers."""
     source: Ints
     target: Ints
+    """`source` and `target`: (E,) nodes, by target."""
     gbps: Floats
     tier: Ints
+    """`gbps` and `tier`: (E,) bandwidth, parallel links summed, and the tier of the upper end: 0 inside servers."""
     first: Ints
+    """(V + 1,) edges into node v are `first[v]:first[v + 1]`."""
     edge: Ints
     link: Ints
     link_gbps: Floats
+    """`edge`, `link` and `link_gbps`: (K,) edges, and links of the network that each is made of, with their
+    bandwidths."""
     bus: Ints
     bus_group: Ints
+    """`bus` and `bus_group`: (B,) edges that are PCIe buses, and the device group of each."""
     groups: Ints
     first_group: Ints
+    """`groups` and `first_group`: device groups of the nodes that take tasks, node p's from `first_group[p]` to
+    `first_group[p + 1]`."""
 
     @property
     def n_nodes(self) -> int:
@@ -90,12 +81,8 @@ class Graph:
     def features(self, link_load: Floats, bus_load: Floats) -> Numbers:
         """Return bandwidth, load and tier of each edge, (E, 3), each about 0 to 1.
 
-        Parameters
-        ----------
-        link_load : array
-            (L,) part of its bandwidth that each link of the network carries.
-        bus_load : array
-            (G,) the same of the PCIe bus of each device group.
+        `link_load`: (L,) part of its bandwidth that each link of the network carries; `bus_load`: (G,) the same of the
+        PCIe bus of each device group.
         """
         load = np.zeros(self.n_edges)
         if len(self.edge):
@@ -107,21 +94,14 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class Graphs:
-    """What the schedulers of a cluster see: an inner graph each, and the graph among them.
-
-    Attributes
-    ----------
-    inner : tuple of Graph
-        Of each scheduler, N of them.
-    inter : Graph
-        The schedulers come first.
-    agent_of_group : array
-        (G,) the scheduler that looks after each device group.
-    """
+    """What the schedulers of a cluster see: an inner graph each, and the graph among them."""
 
     inner: tuple[Graph, ...]
+    """Of each scheduler, N of them."""
     inter: Graph
+    """The schedulers come first."""
     agent_of_group: Ints
+    """(G,) the scheduler that looks after each device group."""
 
     @property
     def n_agents(self) -> int:
@@ -133,17 +113,14 @@ class Graphs:
 def graphs_of(cluster: Cluster, *, level: str = "device", agents: str = "many") -> Graphs:
     """Return the graphs of a cluster; always the same object for the same cluster.
 
+    Raise InputError if a pod has no device group.
+
     Parameters
     ----------
     level : str
         "device": groups of GPUs and CPUs are nodes; "server": servers are.
     agents : str
         "many": a scheduler for each pod; "one": one of the whole cluster, whose graph has all switches (sec. VI-E).
-
-    Raises
-    ------
-    InputError
-        If a pod has no device group.
     """
     for name, value, known in (("level", level, LEVELS), ("agents", agents, AGENTS)):
         if value not in known:
@@ -344,50 +321,38 @@ HEADS: Final = ("equivariant", "flat")
 class Form:
     """The form of a network; sections are those of the text [1]_, widths that it does not give are our choice.
 
-    Attributes
-    ----------
-    models : tuple of str
-        (M,) names of models that it tells apart.
-    n_jobs : int
-        J: jobs of a scheduler that are seen at once, the one that is placed among them; later ones are not seen.
-    level : str
-        "device": a task goes to a group of GPUs; "server": to a server, there to a group at random (sec. VI-A).
-    agents : str
-        "many": one for each pod; "one": one for the whole cluster, without an inter graph (sec. VI-E).
-    head : str
-        "equivariant": each place and each scheduler has its score from its own embedding, by weights that all share,
-        so that they fit pods of any size. "flat": embeddings of all places side by side go into the encoder, and each
-        action has weights of its own, as the text literally says: for `n_places` and `n_agents` alone.
-    current_first : bool
-        The job that is placed is the first of the J; False: all by arrival, and nothing tells which of them it is (C
-        has its model and demand alone).
-    n_places, n_agents : int
-        P and N that a flat head is for; 0: of an equivariant one.
-    inner_layers, inter_layers : int
-        4 and 2 (sec. VI-A).
-    width, n_state, n_encoder, n_hidden : int
-        Of an inner layer; of the encoder's outcome and an inter layer; hidden units of the encoder, and of actor and
-        critic: 128 (sec. VI-A).
-
     References
     ----------
     .. [1] Zhao and Wu, "Large-scale machine learning cluster scheduling via multi-agent graph RL", sec. IV.
     """
 
     models: tuple[str, ...]
+    """(M,) names of models that it tells apart."""
     n_jobs: int = 32
+    """J: jobs of a scheduler that are seen at once, the one that is placed among them; later ones are not seen."""
     level: str = "device"
+    """"device": a task goes to a group of GPUs; "server": to a server, there to a group at random (sec. VI-A)."""
     agents: str = "many"
+    """"many": one for each pod; "one": one for the whole cluster, without an inter graph (sec. VI-E)."""
     head: str = "equivariant"
+    """"equivariant": each place and each scheduler has its score from its own embedding, by weights that all share, so
+    that they fit pods of any size. "flat": embeddings of all places side by side go into the encoder, and each action
+    has weights of its own, as the text literally says: for `n_places` and `n_agents` alone."""
     current_first: bool = True
+    """The job that is placed is the first of the J; False: all by arrival, and nothing tells which of them it is (C has
+    its model and demand alone)."""
     n_places: int = 0
     n_agents: int = 0
+    """`n_places` and `n_agents`: P and N that a flat head is for; 0: of an equivariant one."""
     inner_layers: int = 4
     inter_layers: int = 2
+    """`inner_layers` and `inter_layers`: 4 and 2 (sec. VI-A)."""
     width: int = 16
     n_state: int = 32
     n_encoder: int = 128
     n_hidden: int = 128
+    """`width`, `n_state`, `n_encoder` and `n_hidden`: of an inner layer; of the encoder's outcome and an inter layer;
+    hidden units of the encoder, and of actor and critic: 128 (sec. VI-A)."""
 
     def __post_init__(self) -> None:
         for name, known in (("level", LEVELS), ("agents", AGENTS), ("head", HEADS)):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.learning.training import TrainingDivergedError
+from reproductions.dl2.learner import Learned
 from reproductions.marl.graphs import N_EDGE, N_KINDS, Form, Graph, Graphs, Numbers
 from reproductions.marl.policy import NEVER, SCALE_DEMAND, SCALE_FREE, SCALE_TASKS, Params
 from reproductions.marl.slot import AgentView
@@ -20,19 +21,13 @@ from reproductions.marl.switches import Published
 
 @dataclass(frozen=True, eq=False)
 class Wires:
-    """The edges of a graph as torch takes them.
-
-    Attributes
-    ----------
-    source, target : Tensor
-        (E,) nodes.
-    degree : Tensor
-        (V, 1) edges into each node, at least 1.
-    """
+    """The edges of a graph as torch takes them."""
 
     source: Tensor
     target: Tensor
+    """`source` and `target`: (E,) nodes."""
     degree: Tensor
+    """(V, 1) edges into each node, at least 1."""
 
     @classmethod
     def of(cls, graph: Graph) -> Wires:
@@ -82,31 +77,22 @@ SMALL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class GraphBatch:
-    """B moments of schedulers of an interval whose graphs are alike: what `AgentView` has, and what all told before.
-
-    Attributes
-    ----------
-    agent : Tensor
-        (B,) the agent.
-    nodes, models, demands, task, mask : Tensor
-        (B, ...) as in `AgentView`.
-    told : Tensor
-        (N, D) h0 of each scheduler when the interval began.
-    edges : Tensor
-        (B, E, 3) of the inner graphs.
-    inter_edges : Tensor
-        (E, 3) of the graph among schedulers.
-    """
+    """B moments of schedulers of an interval whose graphs are alike: what `AgentView` has, and what all told before."""
 
     agent: Tensor
+    """(B,) the agent."""
     nodes: Tensor
     models: Tensor
     demands: Tensor
     task: Tensor
     mask: Tensor
+    """`nodes`, `models`, `demands`, `task` and `mask`: (B, ...) as in `AgentView`."""
     told: Tensor
+    """(N, D) h0 of each scheduler when the interval began."""
     edges: Tensor
+    """(B, E, 3) of the inner graphs."""
     inter_edges: Tensor
+    """(E, 3) of the graph among schedulers."""
 
     @classmethod
     def of(cls, seen: Sequence[AgentView], *, told: Numbers, edges: Sequence[Numbers], inter_edges: Numbers) -> Self:
@@ -157,12 +143,8 @@ class Net(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return scores (B, P + N), those of what is not allowed very low, and values (B,).
 
-        Parameters
-        ----------
-        batch : GraphBatch
-            What was seen.
-        inner, inter : Wires
-            Of the inner graphs of `n_nodes` nodes, and of the graph among schedulers of `n_inter` nodes.
+        `batch`: what was seen; `inner`, `inter`: of the inner graphs of `n_nodes` nodes, and of the graph among
+        schedulers of `n_inter` nodes.
         """
         form = self.form
         mine, places = self.encode(batch, inner, n_nodes)
@@ -227,24 +209,17 @@ def _each(own: Tensor, n: int) -> Tensor:
 
 @dataclass(eq=False)
 class Interval:
-    """What all schedulers did in an interval, and what each saw afterwards.
-
-    Attributes
-    ----------
-    told, inner, inter : arrays
-        As in `reproductions.marl.scheduler.Minds`.
-    seen : list of list of AgentView
-        By scheduler: one for each task, and the last one of after them.
-    action, job : list of list of int
-        By scheduler, for each task.
-    """
+    """What all schedulers did in an interval, and what each saw afterwards."""
 
     told: Numbers
     inner: Sequence[Numbers]
     inter: Numbers
+    """`told`, `inner` and `inter`: as in `reproductions.marl.scheduler.Minds`."""
     seen: list[list[AgentView]]
+    """By scheduler: one for each task, and the last one of after them."""
     action: list[list[int]]
     job: list[list[int]]
+    """`action` and `job`: by scheduler, for each task."""
 
     @classmethod
     def of(cls, n_agents: int, *, told: Numbers, inner: Sequence[Numbers], inter: Numbers) -> Interval:
@@ -257,30 +232,15 @@ class Interval:
         return sum(map(len, self.action))
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """Losses of actor and critic, and the mean entropy of the policy in nats."""
-
-    loss: float
-    value_loss: float
-    entropy: float
-
-
 class Learner:
-    """The networks of all schedulers while they learn; their first weights are drawn from torch's seed.
-
-    Attributes
-    ----------
-    nets : list of Net
-        One that all share, or one of each scheduler.
-    n_updates : int
-        Intervals from which they learned.
-    """
+    """The networks of all schedulers while they learn; their first weights are drawn from torch's seed."""
 
     def __init__(self, switches: Published, form: Form, graphs: Graphs) -> None:
         self.switches, self.form, self.graphs = switches, form, graphs
         self.nets = [Net(form) for _ in range(1 if switches.shared else graphs.n_agents)]
+        """One that all share, or one of each scheduler."""
         self.n_updates = 0
+        """Intervals from which they learned."""
         self._optimizers = [torch.optim.Adam(net.parameters(), lr=switches.rate) for net in self.nets]
         self._inner = [wires_of(graph) for graph in graphs.inner]
         self._inter = wires_of(graphs.inter)
@@ -299,10 +259,7 @@ class Learner:
     def update(self, did: Interval, reward: Sequence[Numbers]) -> Learned | None:
         """Learn from an interval, in which the tasks of each scheduler were worth `reward`; None: it placed nothing.
 
-        Raises
-        ------
-        TrainingDivergedError
-            If a loss or a gradient is not finite; the weights are those before it.
+        Raise TrainingDivergedError if a loss or a gradient is not finite; the weights are those before it.
         """
         told = []
         for k, (net, optimizer) in enumerate(zip(self.nets, self._optimizers, strict=True)):

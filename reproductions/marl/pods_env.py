@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-from pettingzoo import AECEnv, ParallelEnv
-from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
+from labkit.core.errors import InputError
 from labkit.core.resources import Floats
 from reproductions.marl.episode import MOST, PlacementEnv
 
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+try:
+    from pettingzoo import AECEnv
 
-class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
+    Base: Any = AECEnv[str, dict[str, Any], np.int64]
+except ModuleNotFoundError:  # the module can be read, and no environment be made
+    Base = object
+
+
+class PodsAEC(Base):
     """Each pod is an agent: it places the task that is due in it, or forwards its job to another pod.
 
     Actions are those of `PlacementEnv`. An observation is {"observation": what the agent sees of its own pod and of the
@@ -21,10 +29,7 @@ class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
     due is 0. Numbers are scaled by log(1 + x). The reward of an agent is the progress of the jobs that arrived in its
     pod, wherever they run: over an episode it gets as many as there are such jobs.
 
-    Parameters
-    ----------
-    env : PlacementEnv
-        What is played.
+    `env`: what is played.
     """
 
     metadata: ClassVar[dict[str, Any]] = {
@@ -32,6 +37,8 @@ class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
     }  # fmt: skip
 
     def __init__(self, env: PlacementEnv) -> None:
+        if Base is object:
+            raise InputError("pods as agents need the package pettingzoo; pip install pettingzoo.")
         super().__init__()
         self._env, self.render_mode = env, None
         self.possible_agents = [f"pod_{k}" for k in range(env.graphs.n_agents)]
@@ -96,5 +103,7 @@ class PodsAEC(AECEnv[str, dict[str, Any], np.int64]):
 
 def pods_parallel(env: PlacementEnv) -> ParallelEnv[str, dict[str, Any], np.int64]:
     """Return the same for learners that ask all agents at once: the action of the agent that is due counts."""
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
     made: ParallelEnv[str, dict[str, Any], np.int64] = turn_based_aec_to_parallel(PodsAEC(env))
     return made

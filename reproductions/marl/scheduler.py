@@ -34,24 +34,16 @@ FILES: Final = WeightsFiles(
 
 @dataclass(frozen=True, eq=False)
 class MarlWeights:
-    """Trained networks of the published form.
-
-    Attributes
-    ----------
-    nets : tuple of mapping
-        Tensors by name (`reproductions.marl.policy.shapes`): one that all schedulers share, or one each.
-    form : Form
-        What they see and may do.
-    slot_s : float
-        Seconds of a scheduling interval in their training.
-    source : str
-        How they were made.
-    """
+    """Trained networks of the published form."""
 
     nets: tuple[Params, ...]
+    """Tensors by name (`reproductions.marl.policy.shapes`): one that all schedulers share, or one each."""
     form: Form
+    """What they see and may do."""
     slot_s: float
+    """Seconds of a scheduling interval in their training."""
     source: str
+    """How they were made."""
 
     def net(self, agent: int) -> Params:
         """Return the network of a scheduler."""
@@ -60,10 +52,7 @@ class MarlWeights:
     def refuse_other(self, graphs: Graphs, *, cluster: str) -> None:
         """Raise if the networks are for another cluster.
 
-        Raises
-        ------
-        InputError
-            If they are separate ones of other schedulers, or a flat head's for pods of another size.
+        Raise InputError if they are separate ones of other schedulers, or a flat head's for pods of another size.
         """
         n, places = graphs.n_agents, {graph.n_places for graph in graphs.inner}
         if len(self.nets) not in (1, n):
@@ -89,13 +78,7 @@ class MarlWeights:
 
 
 def load_published(path: str | Path) -> MarlWeights:
-    """Return networks from a file.
-
-    Raises
-    ------
-    InputError
-        If it holds something else.
-    """
+    """Return networks from a file; InputError if it holds something else."""
     path = FILES.find(path)
     about, tensors = FILES.read(path)
     form, n_nets, slot_s = FILES.told(path, about, form=_form, n_nets=int, slot_s=seconds)
@@ -123,13 +106,6 @@ class Minds:
     """The networks of all schedulers in one decision: what each told the others, and what it makes of a task.
 
     Schedulers exchange their embeddings when a decision begins; until the next one, others are as they were then.
-
-    Attributes
-    ----------
-    told : array
-        (N, D) h0 of each scheduler.
-    inner, inter : arrays
-        Features of the edges of each inner graph, and of the graph among schedulers.
     """
 
     def __init__(self, weights: MarlWeights, slot: PlacementSlot, loads: Loads) -> None:
@@ -137,8 +113,10 @@ class Minds:
         link, bus = loads(slot.snapshot)
         self.inner = [graph.features(link, bus) for graph in self.graphs.inner]
         self.inter: Numbers = self.graphs.inter.features(link, bus)
+        """`inner` and `inter`: features of the edges of each inner graph, and of the graph among schedulers."""
         alone = [self._encoded(slot.look(agent))[0] for agent in range(self.graphs.n_agents)]
         self.told: Numbers = np.stack(alone)
+        """(N, D) h0 of each scheduler."""
 
     def _encoded(self, seen: AgentView) -> tuple[Numbers, Numbers]:
         agent, weights = seen.agent, self.weights
@@ -195,10 +173,8 @@ class PublishedMarl:
     def begin(self, context: Context) -> None:
         """Refuse a run that the networks are not for.
 
-        Raises
-        ------
-        InputError
-            If they are of another size, or do not know a model, or a pod has no GPU, or a job is larger than every pod.
+        Raise InputError if they are of another size, or do not know a model, or a pod has no GPU, or a job is larger
+        than every pod.
         """
         self._uses = None if context.interference is None else context.interference.declared
         self._jobs = None
@@ -247,10 +223,7 @@ class PublishedMarl:
 def refuse_larger_than_pods(jobs: Jobs, graphs: Graphs, context: Context) -> None:
     """Raise if no pod holds the gang of some job, even when it is empty.
 
-    Raises
-    ------
-    InputError
-        It names the first such job.
+    Raise InputError, which names the first such job.
     """
     cluster = context.cluster
     pods = np.stack([cluster.capacity[graph.groups].sum(axis=0) for graph in graphs.inner])

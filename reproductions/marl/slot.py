@@ -27,69 +27,44 @@ TOLD = [CPUS, GPUS]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AgentView:
-    """What an agent sees when it is asked about a task.
-
-    Attributes
-    ----------
-    agent : int
-        The jobs.
-    nodes : array
-        (P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there.
-    models : array
-        (J, M) X: one-hot models of jobs.
-    demands : array
-        (J, 2 R + 2) D: number of workers, demand of one; number of PSs, demand of one.
-    task : array
-        (M + R + 2,) C: 1 for a PS, one-hot model, how many of them the job has, demand of one. 0: no task.
-    mask : array of bool
-        (P + N,) what may be done: places, then schedulers to forward to.
-    """
+    """What an agent sees when it is asked about a task."""
 
     agent: int
+    """The jobs."""
     nodes: Numbers
+    """(P, R + 2 J) of the nodes that take tasks: what is free, and workers and PSs of each job there."""
     models: Numbers
+    """(J, M) X: one-hot models of jobs."""
     demands: Numbers
+    """(J, 2 R + 2) D: number of workers, demand of one; number of PSs, demand of one."""
     task: Numbers
+    """(M + R + 2,) C: 1 for a PS, one-hot model, how many of them the job has, demand of one. 0: no task."""
     mask: Bools
+    """(P + N,) what may be done: places, then schedulers to forward to."""
 
 
 class Declared:
     """What was declared of the jobs of a run, as rows of X, D and C.
 
-    Attributes
-    ----------
-    models : array
-        (N, M) X.
-    demands : array
-        (N, 2 R + 2) D.
-    tasks : array
-        (N, 2, M + R + 2) C of a worker and of a PS.
-
-    Raises
-    ------
-    InputError
-        If the network does not know a job's model; it names the first one.
+    Raise InputError if the network does not know a job's model; it names the first one.
     """
 
     def __init__(self, jobs: Jobs, form: Form) -> None:
         self.jobs = jobs
         self.models = one_hot(jobs, form.models)
+        """(N, M) X."""
         worker, ps = jobs.worker_demand[:, TOLD], jobs.ps_demand[:, TOLD]
         self.demands: Numbers = np.column_stack([jobs.n_workers, worker, jobs.n_ps, ps]).astype(np.float32)
+        """(N, 2 R + 2) D."""
         self.tasks = np.zeros((len(jobs), 2, form.n_task), np.float32)
+        """(N, 2, M + R + 2) C of a worker and of a PS."""
         for role, n, demand in ((Role.WORKER, jobs.n_workers, worker), (Role.PS, jobs.n_ps, ps)):
             is_ps = np.full(len(jobs), role == Role.PS)
             self.tasks[:, role] = np.column_stack([is_ps, self.models, n, demand])
 
 
 def one_hot(jobs: Jobs, models: Sequence[str]) -> Numbers:
-    """Return which model each job has, (N, M).
-
-    Raises
-    ------
-    InputError
-        If it is none of them.
-    """
+    """Return which model each job has, (N, M); InputError if it is none of them."""
     place = np.array([models.index(name) if name in models else -1 for name in jobs.models], np.int64)
     if (strange := np.flatnonzero(place[jobs.model] < 0)).size:
         job = int(strange[0])
@@ -161,7 +136,8 @@ class PlacementSlot:
 
     Each scheduler goes through the jobs that wait at its pod, in order of arrival, and places workers first. A job goes
     to another scheduler before its first task, as a whole; there it may not be forwarded again. One that finds no room,
-    and no scheduler to go to, waits at home until the next decision.
+    and no scheduler to go to, waits at home until the next decision. Raise InputError if the home of a job is no pod of
+    the cluster.
 
     Parameters
     ----------
@@ -177,11 +153,6 @@ class PlacementSlot:
         Draws groups of servers, where a form decides about servers.
     room_elsewhere : bool
         Forward only to schedulers whose pods may hold the gang now; False: to any.
-
-    Raises
-    ------
-    InputError
-        If the home of a job is no pod of the cluster.
     """
 
     def __init__(
@@ -248,10 +219,7 @@ class PlacementSlot:
     def take(self, action: int) -> None:
         """Place the task that is due, or forward its job; the next one is due then.
 
-        Raises
-        ------
-        InputError
-            If the mask does not allow it.
+        Raise InputError if the mask does not allow it.
         """
         task = self.task
         if task is None or not 0 <= action < len(self._mask) or not self._mask[action]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from labkit.core.errors import InputError, unknown
+from labkit.core.errors import InputError
 from reproductions.marl.graphs import AGENTS, HEADS, LEVELS, Form, Graphs
+from reproductions.switches import refuse_beyond, refuse_unknown
 
 REWARDS: Final = ("own", "speed", "pod", "all")
 
@@ -67,19 +67,11 @@ class Published:
     clip: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, known in (("level", LEVELS), ("agents", AGENTS), ("head", HEADS), ("reward", REWARDS)):
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
-        self._refuse(("n_jobs", "width", "n_state"), lambda x: x >= 1, "a whole number >= 1")
-        self._refuse(("n_epochs", "entropy", "clip"), lambda x: x >= 0, "a number >= 0")
-        self._refuse(("discount",), lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        self._refuse(("rate",), lambda x: x > 0, "a learning rate > 0")
-
-    def _refuse(self, names: tuple[str, ...], fits: Callable[[float], bool], expected: str) -> None:
-        """Raise if a switch is not what it should be."""
-        for name in names:
-            if not fits(getattr(self, name)):
-                raise InputError(f"{name} is {getattr(self, name)}; expected {expected}.")
+        refuse_unknown(self, level=LEVELS, agents=AGENTS, head=HEADS, reward=REWARDS)
+        refuse_beyond(self, ("n_jobs", "width", "n_state"), lambda x: x >= 1, "a whole number >= 1")
+        refuse_beyond(self, ("n_epochs", "entropy", "clip"), lambda x: x >= 0, "a number >= 0")
+        refuse_beyond(self, ("discount",), lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        refuse_beyond(self, ("rate",), lambda x: x > 0, "a learning rate > 0")
 
     def form(self, models: tuple[str, ...], graphs: Graphs) -> Form:
         """Return the form of networks for some models and the schedulers of a cluster.

@@ -18,9 +18,10 @@ from labkit.learning.settings import fresh, refuse_files
 from labkit.learning.training import Training
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
+from reproductions.dl2.learner import Learned
 from reproductions.marl.episode import Episode, decide, rewards
 from reproductions.marl.graphs import graphs_of
-from reproductions.marl.learner import Learned, Learner
+from reproductions.marl.learner import Learner
 from reproductions.marl.scheduler import MarlWeights
 from reproductions.marl.switches import Published
 
@@ -154,8 +155,7 @@ class Trainer(Training):
             episode.skip()
             if episode.over:
                 break
-        means = [float(np.mean([getattr(one, name) for one in told])) if told else 0.0 for name in Learned.__slots__]
-        return episode.mean_jct(), Learned(*means)
+        return episode.mean_jct(), Learned.mean(told)
 
     # --- what is kept
 

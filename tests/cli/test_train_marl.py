@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit.cli.train_marl import marl_trainer
+from labkit.cli.train_policy import marl_trainer
 from labkit.core.errors import InputError
 from labkit.schedulers.marl.weights import load
 from tests.dask_cluster import local_cluster

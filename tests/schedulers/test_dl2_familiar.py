@@ -18,8 +18,7 @@ from labkit.learning.dl2 import LEAST_SPREAD, speeds_of
 from labkit.learning.settings import Setting
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, load
-from labkit.schedulers.dl2.familiar import Familiar
-from labkit.schedulers.dl2.scheduler import SHIPPED
+from labkit.schedulers.dl2.scheduler import SHIPPED, Familiar
 from labkit.schedulers.dl2.weights import FILES, SpeedFit
 from labkit.simulator import Variation
 from labkit.speed.dl2 import fitted, terms

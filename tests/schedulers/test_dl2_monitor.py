@@ -18,8 +18,8 @@ from labkit.results.notes import notes
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, Weights
 from labkit.schedulers.dl2.drafts import placement_of
-from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
+from labkit.schedulers.dl2.scheduler import Familiar
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import build

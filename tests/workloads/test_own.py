@@ -148,7 +148,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("labkit.workloads.readers.own.os.replace", full)
+    monkeypatch.setattr("labkit.core.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write(Jobs.of(arrival_s=0, total_steps=2), path)
     assert path.read_bytes() == before

@@ -46,53 +46,39 @@ from labkit.speed.what_if import (
 
 @by_reference
 class World(NamedTuple):
-    """The truth beside what the scheduler knows.
-
-    Attributes
-    ----------
-    arrival_s, steps : array
-        (N,) of the jobs.
-    facts, slow, tasks : RunFacts, Slow, TaskTable
-        The truth.
-    since_s, start_s, done_s : array
-        (N,) when `Scene.left` was noted, when a job began and when it ended.
-    where : array
-        (N, K) where its tasks were.
-    """
+    """The truth beside what the scheduler knows."""
 
     arrival_s: Floats
     steps: Floats
+    """`arrival_s` and `steps`: (N,) of the jobs."""
     facts: RunFacts
     slow: Slow
     tasks: TaskTable
+    """`facts`, `slow` and `tasks`: the truth."""
     since_s: Floats
     start_s: Floats
     done_s: Floats
+    """`since_s`, `start_s` and `done_s`: (N,) when `Scene.left` was noted, when a job began and when it ended."""
     where: Ints
+    """(N, K) where its tasks were."""
 
 
 @by_reference
 class Rec(NamedTuple):
-    """What was decided, and what tasks were seen to suffer.
-
-    Attributes
-    ----------
-    n : array
-        (2,) decisions and samples so far.
-    seen, cost, n_top, action, taught, job : array
-        (D, K + 1, F), (D, K), (D,), (D,), (D,), (D,) of each decision; the teacher's action, -1: none of these.
-    felt : array
-        (S, 7) what the network for slowdowns sees, and the slowdown.
-    """
+    """What was decided, and what tasks were seen to suffer."""
 
     n: Ints
+    """(2,) decisions and samples so far."""
     seen: Floats
     cost: Floats
     n_top: Ints
     action: Ints
     taught: Ints
     job: Ints
+    """`seen`, `cost`, `n_top`, `action`, `taught` and `job`: (D, K + 1, F), (D, K), (D,), (D,), (D,), (D,) of each
+    decision; the teacher's action, -1: none of these."""
     felt: Floats
+    """(S, 7) what the network for slowdowns sees, and the slowdown."""
 
 
 def record(n_decisions: int, n_samples: int = 1) -> Rec:

@@ -40,28 +40,19 @@ class Play(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What came of a play.
-
-    Attributes
-    ----------
-    rec : Rec
-        Its decisions and samples, as many as there were.
-    home, blame : array
-        (N,) pods where jobs arrived, and what each cost in slots (`blame_of`).
-    mean_jct : float
-        In slots.
-    slots : int
-        Until the last job was done.
-    cpu_s : float
-        Processor time that it took, in seconds.
-    """
+    """What came of a play."""
 
     rec: Rec
+    """Its decisions and samples, as many as there were."""
     home: Ints
     blame: Floats
+    """`home` and `blame`: (N,) pods where jobs arrived, and what each cost in slots (`blame_of`)."""
     mean_jct: float
+    """In slots."""
     slots: int
+    """Until the last job was done."""
     cpu_s: float
+    """Processor time that it took, in seconds."""
 
 
 class Submits(Protocol):
@@ -83,13 +74,7 @@ def played(worlds: WorldOf, one: Play) -> Played:
 
 
 def all_played(worlds: WorldOf, plays: Sequence[Play], *, where: Submits | None = None) -> list[Played]:
-    """Return what comes of some plays, in their order.
-
-    Raises
-    ------
-    LabkitError
-        If workers were lost on the way.
-    """
+    """Return what comes of some plays, in their order; LabkitError if workers were lost on the way."""
     if where is None:
         return [played(worlds, one) for one in plays]
     raw = pickle.dumps(worlds)

@@ -38,12 +38,8 @@ def world_of(
 ) -> tuple[Scene, World]:
     """Return what the scheduler knows, and the truth; both empty, and of the same jobs.
 
-    Parameters
-    ----------
-    model, uses
-        The truth about interference: `Level.model`, `Level.uses`.
-    known_uses
-        What the scheduler knows that tasks use: `Level.declared`.
+    `model`, `uses`: the truth about interference: `Level.model`, `Level.uses`; `known_uses`: what the scheduler knows
+    that tasks use: `Level.declared`.
     """
     truth = step_time(jobs, cluster, share="equal")
     runs_on, n = truth.runs_on(), len(jobs)

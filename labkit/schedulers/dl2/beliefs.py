@@ -19,30 +19,21 @@ MOST_OFF: Final = 2.0
 
 
 class Numbers(NamedTuple):
-    """What `dl2` has learned: seven numbers. With `FROM_RULE` it is `slot_aware`, but for a speed correction.
-
-    Attributes
-    ----------
-    length, spread, noise : float
-        Of the Gaussian process, > 0: the distance of gangs on logarithmic axes at which their residuals have little in
-        common, the standard deviation of residuals, and that of a measurement.
-    caution : float
-        Standard deviations by which a gang's seconds are taken to be longer.
-    stretch : float
-        Seconds that a second's work takes later, as in `slot_aware`; at least 1.
-    load : float
-        How stretch grows with the backlog B, in slots of the whole cluster: stretch x B ** load.
-    urgency : float
-        How much more a task is worth to jobs with little work left: exp(urgency x (1 - 2 x rank)), rank in [0, 1).
-    """
+    """What `dl2` has learned: seven numbers. With `FROM_RULE` it is `slot_aware`, but for a speed correction."""
 
     length: float = 0.7
     spread: float = 0.3
     noise: float = 0.05
+    """`length`, `spread` and `noise`: of the Gaussian process, > 0: the distance of gangs on logarithmic axes at which
+    their residuals have little in common, the standard deviation of residuals, and that of a measurement."""
     caution: float = 0.0
+    """Standard deviations by which a gang's seconds are taken to be longer."""
     stretch: float = 2.0
+    """Seconds that a second's work takes later, as in `slot_aware`; at least 1."""
     load: float = 0.0
+    """How stretch grows with the backlog B, in slots of the whole cluster: stretch x B ** load."""
     urgency: float = 0.0
+    """How much more a task is worth to jobs with little work left: exp(urgency x (1 - 2 x rank)), rank in [0, 1)."""
 
 
 FROM_RULE: Final = Numbers()
@@ -68,11 +59,6 @@ class BelievedSpeeds(Estimates):
 
     where |x - y| is the distance of (log p, log w), and s(x) the standard deviation of the process given r [1]_.
 
-    Attributes
-    ----------
-    numbers : Numbers
-        Of the process.
-
     References
     ----------
     .. [1] Rasmussen and Williams, "Gaussian processes for machine learning", 2006, eq. 2.25 and 2.26.
@@ -80,6 +66,7 @@ class BelievedSpeeds(Estimates):
 
     scheduler: str = "dl2"
     numbers: Numbers = FROM_RULE
+    """Of the process."""
     _kept: dict[int, tuple[int, Floats]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

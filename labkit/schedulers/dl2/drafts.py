@@ -18,12 +18,7 @@ from labkit.core.snapshot import Snapshot
 def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = None) -> draft.Batch:
     """Return a draft in which the jobs that are there hold nothing; `models` are those that are told apart.
 
-    At most `n_seen` jobs are seen, by arrival; None: all.
-
-    Raises
-    ------
-    InputError
-        If a demand is not finite.
+    At most `n_seen` jobs are seen, by arrival; None: all. Raise InputError if a demand is not finite.
     """
     jobs, cluster = snapshot.jobs, snapshot.cluster
     n, n_groups = len(jobs), cluster.n_groups

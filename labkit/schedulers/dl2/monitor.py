@@ -26,24 +26,16 @@ FEWEST: Final = 5
 
 @dataclass(eq=False, slots=True)
 class Believed:
-    """Speeds by counts, as they are believed.
-
-    Attributes
-    ----------
-    grid : array
-        (K, P, W) steps per second with p parameter servers and w workers; all-reduce counts as one server.
-    kind : array
-        (N,) which of the K tables is that of a job.
-    reduces : array
-        (N,) True for jobs without servers.
-    may_run : array
-        (N, T) which jobs run on which types.
-    """
+    """Speeds by counts, as they are believed."""
 
     grid: Floats
+    """(K, P, W) steps per second with p parameter servers and w workers; all-reduce counts as one server."""
     kind: Ints
+    """(N,) which of the K tables is that of a job."""
     reduces: Bools
+    """(N,) True for jobs without servers."""
     may_run: Bools
+    """(N, T) which jobs run on which types."""
     local: bool = True
 
     def speeds(self, running: Running) -> Floats:
@@ -65,34 +57,23 @@ class Believed:
 
 @dataclass(eq=False)
 class Monitor:
-    """Doubts a policy. The same snapshot gives the same doubts.
-
-    Attributes
-    ----------
-    slot_s : float
-        Seconds of a slot.
-    patience, window : int
-        Slots after which a job that gets nothing starves, and slots that are looked back on.
-    margin : float
-        A policy is worse if the jobs of a window would have taken longer than under the fallback by this fraction.
-    rivals : callable
-        Returns the policy and its fallbacks, fresh, to be rehearsed; asked once per window.
-    rehearse : Rehearse or None
-        Of the run; None: they are not compared.
-    grows : bool
-        The first window is as long as `patience`, each later one twice as long as the one before, up to `window`.
-    best : int
-        Which fallback was the best in the last window.
-    """
+    """Doubts a policy. The same snapshot gives the same doubts."""
 
     slot_s: float
+    """Seconds of a slot."""
     patience: int
     window: int
+    """`patience` and `window`: slots after which a job that gets nothing starves, and slots that are looked back on."""
     margin: float
+    """A policy is worse if the jobs of a window would have taken longer than under the fallback by this fraction."""
     rivals: Callable[[], tuple[Scheduler, ...]]
+    """Returns the policy and its fallbacks, fresh, to be rehearsed; asked once per window."""
     rehearse: Rehearse | None = None
+    """Of the run; None: they are not compared."""
     grows: bool = False
+    """The first window is as long as `patience`, each later one twice as long as the one before, up to `window`."""
     best: int = field(default=0, init=False)
+    """Which fallback was the best in the last window."""
     ratios: list[tuple[float, float]] = field(default_factory=list)
     """Of each window: when it ended in seconds, and mean JCT of the policy over that of the best fallback."""
     _table: Jobs | None = field(default=None, init=False, repr=False)

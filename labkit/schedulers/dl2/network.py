@@ -22,30 +22,21 @@ N_HELD: Final = 6
 
 @by_reference
 class Net(NamedTuple):
-    """The weights: two layers of H units over what is seen of a job, L models being told apart.
-
-    Attributes
-    ----------
-    seen : array
-        (F, H) of what is seen when the slot begins.
-    held : array
-        (L + 1, 6, H) of what the job holds in the draft, by model; the last one for models that are not told apart.
-    bias, middle, middle_bias : array
-        (H,), (H, H), (H,) of the first and the second layer.
-    worth, worth_bias : array
-        (H, 3), (3,) of a worker, a PS and both.
-    stop : array
-        (1,) what stopping is worth.
-    """
+    """The weights: two layers of H units over what is seen of a job, L models being told apart."""
 
     seen: Numbers
+    """(F, H) of what is seen when the slot begins."""
     held: Numbers
+    """(L + 1, 6, H) of what the job holds in the draft, by model; the last one for models that are not told apart."""
     bias: Numbers
     middle: Numbers
     middle_bias: Numbers
+    """`bias`, `middle` and `middle_bias`: (H,), (H, H), (H,) of the first and the second layer."""
     worth: Numbers
     worth_bias: Numbers
+    """`worth` and `worth_bias`: (H, 3), (3,) of a worker, a PS and both."""
     stop: Numbers
+    """(1,) what stopping is worth."""
 
 
 def n_seen(n_models: int) -> int:
@@ -54,43 +45,31 @@ def n_seen(n_models: int) -> int:
 
 
 class SlotBuffers(NamedTuple):
-    """What a slot's decisions are made with, for J jobs.
-
-    Attributes
-    ----------
-    before : array
-        (J, H) of the first layer, without what is held.
-    model : array
-        (J,) the row of `Net.held` of each job.
-    worth : array
-        (J, 3) of a worker, a PS and both.
-    trains, allowed : array
-        (3 J,) which actions leave no tasks that cannot train, and which of these find room.
-    action, top : array
-        (J,) the allowed action of the most worth, -1: none, and what it is worth.
-    weight, level : array
-        (3 J,) and (1,): chances are as the weights, which are exponentials of worths less the level.
-    rows : array
-        (J,) of the record; -1: none.
-    last : array
-        (3, H) the last layer.
-    one, two : array
-        (H,) to be written to.
-    """
+    """What a slot's decisions are made with, for J jobs."""
 
     before: Numbers
+    """(J, H) of the first layer, without what is held."""
     model: Ints
+    """(J,) the row of `Net.held` of each job."""
     worth: Numbers
+    """(J, 3) of a worker, a PS and both."""
     trains: Bools
     allowed: Bools
+    """`trains` and `allowed`: (3 J,) which actions leave no tasks that cannot train, and which of these find room."""
     action: Ints
     top: Numbers
+    """`action` and `top`: (J,) the allowed action of the most worth, -1: none, and what it is worth."""
     weight: Floats
     level: Floats
+    """`weight` and `level`: (3 J,) and (1,): chances are as the weights, which are exponentials of worths less the
+    level."""
     rows: Ints
+    """(J,) of the record; -1: none."""
     last: Numbers
+    """(3, H) the last layer."""
     one: Numbers
     two: Numbers
+    """`one` and `two`: (H,) to be written to."""
 
 
 @inner(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})

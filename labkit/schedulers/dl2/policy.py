@@ -23,36 +23,28 @@ from labkit.schedulers.dl2.teacher import advise
 
 @by_reference
 class DecisionRecord(NamedTuple):
-    """What decisions leave for learning: S jobs seen, R rows of the network, A actions and K slots; `n` counts them.
-
-    Attributes
-    ----------
-    seen : array
-        (S, F) of each job when its slot begins.
-    job, n_ps, n_workers : array
-        (R,) position in `seen` of each row's job, and what it holds.
-    row, mask, action, log_chance, slot : array
-        (A, J) row of each job, -1: none; (A, 3 J + 1) what was allowed; (A,) what was done, its log probability, and
-        the slot.
-    first, n_jobs, reward : array
-        (K,) where a slot's jobs begin in `seen`, how many they are, and what came of the slot.
-    n : array
-        (4,) S, R, A and K so far.
-    """
+    """What decisions leave for learning: S jobs seen, R rows of the network, A actions and K slots; `n` counts them."""
 
     seen: Numbers
+    """(S, F) of each job when its slot begins."""
     job: Ints
     n_ps: Ints
     n_workers: Ints
+    """`job`, `n_ps` and `n_workers`: (R,) position in `seen` of each row's job, and what it holds."""
     row: Ints
     mask: Bools
     action: Ints
     log_chance: Numbers
     slot: Ints
+    """`row`, `mask`, `action`, `log_chance` and `slot`: (A, J) row of each job, -1: none; (A, 3 J + 1) what was
+    allowed; (A,) what was done, its log probability, and the slot."""
     first: NDArray[np.int64]
     n_jobs: Ints
     reward: Floats
+    """`first`, `n_jobs` and `reward`: (K,) where a slot's jobs begin in `seen`, how many they are, and what came of the
+    slot."""
     n: NDArray[np.int64]
+    """(4,) S, R, A and K so far."""
 
 
 def record(n_slots: int, *, n_jobs: int, n_features: int, actions_per_slot: int = 120) -> DecisionRecord:
@@ -76,24 +68,16 @@ def record(n_slots: int, *, n_jobs: int, n_features: int, actions_per_slot: int 
 
 
 class How(NamedTuple):
-    """How actions are chosen, and what is kept of them.
-
-    Attributes
-    ----------
-    draws : bool
-        By their chances; False: the most probable one each time.
-    keeps : bool
-        Whether they go into the record.
-    lookahead : int
-        Tasks that a teacher looks ahead, whose action is kept in place of the drawn one; 0: there is no teacher.
-    obeys : bool
-        Do what is kept.
-    """
+    """How actions are chosen, and what is kept of them."""
 
     draws: bool
+    """By their chances; False: the most probable one each time."""
     keeps: bool
+    """Whether they go into the record."""
     lookahead: int
+    """Tasks that a teacher looks ahead, whose action is kept in place of the drawn one; 0: there is no teacher."""
     obeys: bool
+    """Do what is kept."""
 
 
 BEST: Final = How(draws=False, keeps=False, lookahead=0, obeys=False)

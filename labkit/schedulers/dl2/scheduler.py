@@ -16,13 +16,14 @@ from labkit.core.life import Context, Traits, begin
 from labkit.core.outside import from_packages
 from labkit.core.placement import Placement
 from labkit.core.protocols import Scheduler
+from labkit.core.resources import Floats
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.dl2.drafts import draft_of
-from labkit.schedulers.dl2.familiar import Familiar
 from labkit.schedulers.dl2.keeping import keep
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.policy import BEST, NOTHING, decide
 from labkit.schedulers.dl2.weights import Weights, load
+from labkit.speed.dl2 import terms
 from labkit.system.release import how_to_get
 
 
@@ -59,7 +60,7 @@ class DL2:
     It sees of a job its model, the epochs that it declared and that are left, its age, for how many slots it ran and
     what it holds; of the cluster its size and how many jobs of each model are there.
     It is told no speeds; which of several weights decides is chosen by the speeds that running jobs show
-    (`labkit.schedulers.dl2.familiar`). `dl2` without weights is another form: `labkit.schedulers.dl2.learned`.
+    (`labkit.schedulers.dl2.scheduler`). `dl2` without weights is another form: `labkit.schedulers.dl2.learned`.
 
     Jobs that keep their number of tasks stay where they are, and the others go to the first device group with room;
     where that leaves one without room, all go where its training would have them.
@@ -189,10 +190,7 @@ class DL2:
 def _loaded(names: str | Sequence[str]) -> list[Weights]:
     """Return weights by their names.
 
-    Raises
-    ------
-    InputError
-        If there are none, or several of which one does not tell the speeds of its training.
+    Raise InputError if there are none, or several of which one does not tell the speeds of its training.
     """
     names = [names] if isinstance(names, str) else list(names)
     if not names:
@@ -221,13 +219,7 @@ def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
 
 
 def fallback_of(name: str) -> Scheduler:
-    """Return the scheduler of a name, if it can decide in the place of another.
-
-    Raises
-    ------
-    InputError
-        If it cannot.
-    """
+    """Return the scheduler of a name, if it can decide in the place of another; InputError if it cannot."""
     from labkit.schedulers import make
 
     if not isinstance(name, str):
@@ -239,3 +231,68 @@ def fallback_of(name: str) -> Scheduler:
         what = "has been trained itself" if own else "decides by leases or slices, or is an oracle"
         raise InputError(f"dl2: fallback {name} {what}; expected one such as 'drf', 'srtf' or 'optimus'.")
     return made
+
+
+Gang = tuple[str, int, int]
+"""Model, parameter servers, workers."""
+
+
+@dataclass(eq=False)
+class Familiar:
+    """Policies of which one decides: that under whose training the speeds of running jobs are most likely.
+
+    A policy knows how fast its models are by heart, so one that was trained on other speeds gives tasks to the wrong
+    jobs. It carries a smooth fit f of each model's speeds in training, and their spread b around it. A gang that showed
+    a mean log speed y in n observations counts as (y - log f)^2 / v + log v, as in the logarithm of a normal density;
+    v = 2 b^2 + e^2 / n, and e^2 is the variance of observations of one gang: a speed that varies from slot to slot is
+    no sign of a rugged table. The policy with the smallest mean over gangs decides, the first one until something is
+    observed.
+    """
+
+    policies: Sequence[Weights]
+    """Those with `speeds`, if there are several."""
+    _observed: dict[Gang, tuple[int, float, float]] = field(default_factory=dict, init=False, repr=False)
+    _best: int = field(default=0, init=False, repr=False)
+
+    @property
+    def best(self) -> Weights:
+        """The policy to follow."""
+        return self.policies[self._best]
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Take the speeds of running jobs into account."""
+        if len(self.policies) < 2:
+            return
+        jobs = snapshot.jobs
+        seen = np.flatnonzero(jobs.running & (jobs.speed > 0) & (jobs.n_ps > 0) & (jobs.n_workers > 0))
+        columns = (jobs.model[seen], jobs.n_ps[seen], jobs.n_workers[seen], np.log(jobs.speed[seen]))
+        for model, n_ps, n_workers, y in zip(*(column.tolist() for column in columns), strict=True):
+            gang = jobs.models[model], n_ps, n_workers
+            n, total, square = self._observed.get(gang, (0, 0.0, 0.0))
+            self._observed[gang] = n + 1, total + y, square + y * y
+        misfits = self.misfits
+        self._best = 0 if np.isnan(misfits).all() else int(np.nanargmin(misfits))
+
+    @property
+    def misfits(self) -> Floats:
+        """How unlikely the observed speeds are under the training of each policy, (K,); NaN: nothing to compare."""
+        if not self._observed:
+            return np.full(len(self.policies), np.nan)
+        n, total, square = np.array([*self._observed.values()]).T
+        mean, again = total / n, n.sum() - len(n)
+        noise = max(float((square - n * mean**2).sum()), 0.0) / max(again, 1.0)
+        return np.array([self._misfit(policy, mean, noise / n) for policy in self.policies])
+
+    def _misfit(self, policy: Weights, mean: Floats, noise: Floats) -> float:
+        """Return the misfit of one policy to gangs with these mean log speeds, of which noise is a variance."""
+        if policy.speeds is None:
+            return np.nan
+        theta, spread = policy.speeds
+        column = {name: m for m, name in enumerate(policy.models) if theta[m].any()}
+        known = [(k, column[name], p, w) for k, (name, p, w) in enumerate(self._observed) if name in column]
+        if not known:
+            return np.nan
+        k, model, n_ps, n_workers = np.array(known).T
+        fitted = -np.log((terms(n_ps, n_workers, batch=1.0) * theta[model]).sum(axis=1))
+        variance = 2 * spread[model] ** 2 + noise[k]
+        return float(((mean[k] - fitted) ** 2 / variance + np.log(variance)).mean())

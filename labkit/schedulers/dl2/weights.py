@@ -39,46 +39,30 @@ FILES: Final = WeightsFiles(
 
 
 class SpeedFit(NamedTuple):
-    """How fast L models ran in a training: a smooth approximation, from which the table of speeds cannot be read.
-
-    Attributes
-    ----------
-    theta : array
-        (L, 6) coefficients of the seconds of a step (`labkit.speed.dl2.terms`, batch 1); all 0: not known.
-    spread : array
-        (L,) mean |log(speed / approximation)| over the gangs of the training, > 0.
-    """
+    """How fast L models ran in a training: a smooth approximation, from which the table of speeds cannot be read."""
 
     theta: Floats
+    """(L, 6) coefficients of the seconds of a step (`labkit.speed.dl2.terms`, batch 1); all 0: not known."""
     spread: Floats
+    """(L,) mean |log(speed / approximation)| over the gangs of the training, > 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A trained policy.
-
-    Attributes
-    ----------
-    net : Net
-        The network.
-    models : tuple of str
-        (L,) names of models that it tells apart.
-    slot_s : float
-        Seconds of a slot in its training.
-    source : str
-        How it was made: the command, and what came of it.
-    speeds : SpeedFit or None
-        How fast its models ran in training; None: not known.
-    scenario : mapping
-        That of its training, as `Scenario.plain` writes one down; empty: a plain one, which `source` tells.
-    """
+    """A trained policy."""
 
     net: Net
+    """The network."""
     models: tuple[str, ...]
+    """(L,) names of models that it tells apart."""
     slot_s: float
+    """Seconds of a slot in its training."""
     source: str
+    """How it was made: the command, and what came of it."""
     speeds: SpeedFit | None = None
+    """How fast its models ran in training; None: not known."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
+    """That of its training, as `Scenario.plain` writes one down; empty: a plain one, which `source` tells."""
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""

@@ -52,25 +52,17 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a measurement tells of one task, or of the usual one of a role (`number` -1); NaN: not known.
-
-    Attributes
-    ----------
-    number : int
-        Which one it is.
-    limit, used : float
-        Cores that it was given, and that it uses.
-    load : float
-        Part of the updates of a server.
-    compute_s : float
-        Seconds in which a worker computes a gradient, or a server works on an update.
-    """
+    """What a measurement tells of one task, or of the usual one of a role (`number` -1); NaN: not known."""
 
     number: int
+    """Which one it is."""
     limit: float
     used: float
+    """`limit` and `used`: cores that it was given, and that it uses."""
     load: float = NAN
+    """Part of the updates of a server."""
     compute_s: float = NAN
+    """Seconds in which a worker computes a gradient, or a server works on an update."""
 
     @property
     def use(self) -> float:
@@ -80,40 +72,28 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One measurement of a job.
-
-    Attributes
-    ----------
-    plan : Plan
-        What it holds.
-    left_s, pause_s : float
-        Seconds until it is done at this speed, and those that a change takes.
-    wait : float
-        Part of a worker's step in which it waits for servers.
-    workers, servers : tuple of Task
-        Those of which something of their own is told.
-    worker, server : Task
-        The usual one: what all the others have in common, or the middle where each is told of.
-    most_cores, most_workers : float, int
-        The most that a server may be given, and how many workers are useful.
-    spare_cores : float
-        Cores that no job asks for.
-    unit : float
-        Cores that count as one.
-    """
+    """One measurement of a job."""
 
     plan: Plan
+    """What it holds."""
     left_s: float
     pause_s: float
+    """`left_s` and `pause_s`: seconds until it is done at this speed, and those that a change takes."""
     wait: float
+    """Part of a worker's step in which it waits for servers."""
     workers: tuple[Task, ...]
     servers: tuple[Task, ...]
+    """`workers` and `servers`: those of which something of their own is told."""
     worker: Task
     server: Task
+    """`worker` and `server`: the usual one: what all the others have in common, or the middle where each is told of."""
     most_cores: float
     most_workers: int
+    """`most_cores` and `most_workers`: the most that a server may be given, and how many workers are useful."""
     spare_cores: float
+    """Cores that no job asks for."""
     unit: float = 1.0
+    """Cores that count as one."""
 
 
 Sign = tuple[Trouble, int]
@@ -122,25 +102,17 @@ Sign = tuple[Trouble, int]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is remembered of a job's troubles.
-
-    Attributes
-    ----------
-    signs : mapping
-        How many times in a row each sign was seen.
-    tried : mapping
-        How many repairs were made of each.
-    told : frozenset
-        Signs of which it was told that nothing is done about them.
-    worker : Task, optional
-        The usual worker, with the seconds of a gradient averaged over what was measured at its limit, as long as it was
-        not slow: what a job's only worker is compared with.
-    """
+    """What is remembered of a job's troubles."""
 
     signs: Mapping[Sign, int] = field(default_factory=dict)
+    """How many times in a row each sign was seen."""
     tried: Mapping[Sign, int] = field(default_factory=dict)
+    """How many repairs were made of each."""
     told: frozenset[Sign] = frozenset()
+    """Signs of which it was told that nothing is done about them."""
     worker: Task | None = None
+    """The usual worker, with the seconds of a gradient averaged over what was measured at its limit, as long as it was
+    not slow: what a job's only worker is compared with."""
 
 
 Predicted = Callable[[int], float]
@@ -152,12 +124,7 @@ def adjust(
 ) -> tuple[Watch, Action | None]:  # fmt: skip
     """Return what is remembered after a measurement, and what to do; None: nothing, or not yet.
 
-    Parameters
-    ----------
-    predicted : callable
-        See `Predicted`.
-    free : bool
-        Whether the job may be changed now; where it may not, signs are only counted.
+    `predicted`: see `Predicted`; `free`: whether the job may be changed now; where it may not, signs are only counted.
     """
     measured, report = report.worker, _with_former_worker(report, watch.worker)
     seen = [sign for find in (_slow, _hot, _stragglers, _idle) for sign in find(report, rules, predicted)]

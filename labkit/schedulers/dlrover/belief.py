@@ -143,31 +143,22 @@ def cores_of(rows: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SpeedBelief:
-    """Hypotheses that predict a job, after its measurements.
-
-    Attributes
-    ----------
-    samples : tuple of Sample
-        The job's own, newest last, from which this follows; it may have learnt from jobs of its kind, too.
-    hypotheses : array
-        (M, 14) forms and constants.
-    measured : array
-        (k, 4) plans that were measured.
-    pull : array
-        (M, k) by how much what was measured at a plan moves each hypothesis near it.
-    kind : array
-        (M,) which noise and which process each hypothesis has.
-    inverse, spread : array
-        (kinds, k, k) inverse covariances, and (kinds,) standard deviations of what is unexplained.
-    """
+    """Hypotheses that predict a job, after its measurements."""
 
     samples: tuple[Sample, ...]
+    """The job's own, newest last, from which this follows; it may have learnt from jobs of its kind, too."""
     hypotheses: Floats
+    """(M, 14) forms and constants."""
     measured: Floats
+    """(k, 4) plans that were measured."""
     pull: Floats
+    """(M, k) by how much what was measured at a plan moves each hypothesis near it."""
     kind: Ints
+    """(M,) which noise and which process each hypothesis has."""
     inverse: Floats
     spread: Floats
+    """`inverse` and `spread`: (kinds, k, k) inverse covariances, and (kinds,) standard deviations of what is
+    unexplained."""
 
     @property
     def form(self) -> str:

@@ -31,22 +31,14 @@ _PS: Final = int(Role.PS)
 class CarriedRoom:
     """The jobs that are given other tasks while a decision is built; what is free, repairs and reasons are a trial's.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        What is known now; it stays as it is.
-    running : Running
-        Tasks of the jobs that may be changed, as `snapshot.running` has them.
-
-    Attributes
-    ----------
-    trial : Trial
-        What is free; its own tasks stay as they are.
+    `snapshot`: what is known now; it stays as it is; `running`: tasks of the jobs that may be changed, as
+    `snapshot.running` has them.
     """
 
     snapshot: Snapshot
     running: Running
     trial: Trial = field(init=False)
+    """What is free; its own tasks stay as they are."""
     _at: dict[int, int] = field(init=False)
     _given: dict[int, Rows] = field(default_factory=dict, init=False)
     _others: list[Placement] = field(default_factory=list, init=False)

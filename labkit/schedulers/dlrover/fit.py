@@ -23,25 +23,17 @@ _REST: Final = np.geomspace(0.05, 1.0, 120)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured of one configuration.
-
-    Attributes
-    ----------
-    plan : Plan
-        The configuration.
-    speed : float
-        Steps per second.
-    worker_cores, ps_cores : float
-        Cores in use of all workers and of all servers; NaN: not known.
-    hottest_load : float
-        Part of the updates that the hottest server has; NaN: not known.
-    """
+    """What was measured of one configuration."""
 
     plan: Plan
+    """The configuration."""
     speed: float
+    """Steps per second."""
     worker_cores: float
     ps_cores: float
+    """`worker_cores` and `ps_cores`: cores in use of all workers and of all servers; NaN: not known."""
     hottest_load: float = float("nan")
+    """Part of the updates that the hottest server has; NaN: not known."""
 
     @property
     def usable(self) -> bool:
@@ -58,12 +50,7 @@ def measured_work(samples: Sequence[Sample]) -> Work:
     """Return the bottleneck that was measured: core-seconds are used cores over speed, the rest explains the speeds.
 
     Core-seconds of several samples are their geometric mean. The seconds of the rest are those that leave the least
-    squares of log speeds.
-
-    Raises
-    ------
-    InputError
-        If no sample tells used cores and a speed.
+    squares of log speeds. Raise InputError if no sample tells used cores and a speed.
     """
     c, u, t, hot = works_of([_usable(samples)])[0].tolist()
     return Work(c, u, t, hot)
@@ -136,10 +123,7 @@ def _terms(n: ArrayLike, w: ArrayLike, p: ArrayLike, c: ArrayLike) -> tuple[Floa
 def fitted_sum(samples: Sequence[Sample]) -> Sum:
     """Return the non-negative least squares of relative step times; use of cores is not looked at.
 
-    Raises
-    ------
-    InputError
-        If no sample tells a speed.
+    Raise InputError if no sample tells a speed.
     """
     good = _usable(samples)
     n, w, p, c = (np.array(column, np.float64) for column in zip(*map(_gang, good), strict=True))

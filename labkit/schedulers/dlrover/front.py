@@ -40,39 +40,26 @@ class PlanLimits:
 
 
 class Tables(NamedTuple):
-    """Workers and servers that limits allow.
-
-    Attributes
-    ----------
-    kernel : tuple of array
-        Of workers and of servers: number, units of each and of all, (n, 3).
-    named : tuple of list
-        The same as number and cores of each.
-    within : int
-        Units in all.
-    """
+    """Workers and servers that limits allow."""
 
     kernel: tuple[Ints, Ints]
+    """Of workers and of servers: number, units of each and of all, (n, 3)."""
     named: tuple[list[tuple[int, float]], list[tuple[int, float]]]
+    """The same as number and cores of each."""
     within: int
+    """Units in all."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Front:
-    """Plans of a job that are faster than all with no more cores, in columns (F,), by cores in all.
-
-    Attributes
-    ----------
-    cores, speed : array
-        Cores in all, and the steps/s that are believed.
-    worker, server : array
-        The plans: rows of the tables.
-    """
+    """Plans of a job that are faster than all with no more cores, in columns (F,), by cores in all."""
 
     cores: Floats
     speed: Floats
+    """`cores` and `speed`: cores in all, and the steps/s that are believed."""
     worker: Ints
     server: Ints
+    """`worker` and `server`: the plans: rows of the tables."""
     tables: Tables
 
     def plan(self, i: int) -> Plan:
@@ -100,13 +87,8 @@ class Front:
 def fronts(works: Floats, limits: Sequence[PlanLimits]) -> list[Front]:
     """Return the front of each job.
 
-    Parameters
-    ----------
-    works : array
-        (J, 4) core-seconds of computing and of an update, seconds of the rest, and the updates of the hottest server
-        against the mean, as `labkit.speed.bottleneck.Work` has them.
-    limits : sequence of PlanLimits
-        Of each job.
+    `works`: (J, 4) core-seconds of computing and of an update, seconds of the rest, and the updates of the hottest
+    server against the mean, as `labkit.speed.bottleneck.Work` has them; `limits`: of each job.
     """
     told: list[Front | None] = [None] * len(limits)
     alike: dict[PlanLimits, list[int]] = {}

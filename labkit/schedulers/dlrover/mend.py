@@ -23,23 +23,17 @@ _REPLACED: Final = {Do.REPLACE_PS: Role.PS, Do.REPLACE_WORKER: Role.WORKER}
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Mender:
-    """Looks after jobs that run, in one decision.
-
-    Attributes
-    ----------
-    turn : Turn
-        The decision.
-    sight : Sight
-        What is seen of the jobs.
-    total_cores, most_cores, unit : float
-        The quota of a job, the most cores of a task, and the cores that count as one.
-    """
+    """Looks after jobs that run, in one decision."""
 
     turn: Turn
+    """The decision."""
     sight: Sight
+    """What is seen of the jobs."""
     total_cores: float
     most_cores: float
     unit: float
+    """`total_cores`, `most_cores` and `unit`: the quota of a job, the most cores of a task, and the cores that count as
+    one."""
 
     def free_to_change(self, job: int) -> bool:
         """Return whether a job was left alone for long enough."""

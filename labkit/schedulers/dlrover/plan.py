@@ -35,25 +35,18 @@ class SpeedOfGangs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many workers and servers, and with how many cores each.
-
-    Attributes
-    ----------
-    extra : tuple of (int, float)
-        Servers that have other cores than the rest: (task, cores), by task.
-    ps_memory_gb : float
-        GB of each server; 0: as declared.
-    beyond : int
-        How many of the workers are beyond the job's quota of cores: the first ones that others get.
-    """
+    """How many workers and servers, and with how many cores each."""
 
     n_workers: int
     worker_cores: float
     n_ps: int
     ps_cores: float
     extra: tuple[tuple[int, float], ...] = ()
+    """Servers that have other cores than the rest: (task, cores), by task."""
     ps_memory_gb: float = 0.0
+    """GB of each server; 0: as declared."""
     beyond: int = 0
+    """How many of the workers are beyond the job's quota of cores: the first ones that others get."""
 
     @property
     def cores(self) -> float:
@@ -107,17 +100,10 @@ def grid(
 ) -> PlanGrid:
     """Return every plan within a budget of cores, with at most so many tasks and so many cores in each.
 
-    Parameters
-    ----------
-    worker_cores, ps_cores : tuple of int
-        What a worker and a server may be given, in units.
-    unit : float
-        Cores that count as one: 0.1 for a grid in tenths of a core.
+    Raise InputError if the budget does not hold a worker and a server.
 
-    Raises
-    ------
-    InputError
-        If the budget does not hold a worker and a server.
+    `worker_cores`, `ps_cores`: what a worker and a server may be given, in units; `unit`: cores that count as one: 0.1
+    for a grid in tenths of a core.
 
     Examples
     --------

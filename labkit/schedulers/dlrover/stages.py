@@ -31,57 +31,38 @@ N_SAMPLES: Final = 12
 
 
 class JobState(NamedTuple):
-    """What is remembered of a job; a tuple, as a thousand may be replaced in one decision.
-
-    Attributes
-    ----------
-    stage : Stage
-        Where it is.
-    plan : Plan
-        What it holds, or is to hold.
-    changed_s : float
-        When its tasks were changed last.
-    samples : tuple of Sample
-        What was measured, each after a change.
-    gave_up : bool
-        Nothing could be measured: it goes on as the user asked.
-    steps : float
-        Steps that it had done when it was changed last.
-    pause_s : float
-        Seconds that its last measured change took: those in which no steps were made; NaN: not known.
-    watch : Watch
-        Its troubles.
-    points : tuple of Point
-        The memory of its servers.
-    n_lost : int
-        How often a server of it had run out of memory when it was started last.
-    predicted : float
-        Steps/s that were predicted of `plan` when the job was changed last; NaN: nothing was.
-    belief : SpeedBelief, optional
-        What is believed of a job that does not follow the bottleneck.
-    doubts : bool
-        Whether its newest sample contradicts what is believed, and nothing else is believed yet.
-    n_trials : int
-        Plans that were tried for what they promise.
-    n_off : int
-        Measurements in a row that differ from the newest sample of a final plan.
-    """
+    """What is remembered of a job; a tuple, as a thousand may be replaced in one decision."""
 
     stage: Stage
+    """Where it is."""
     plan: Plan
+    """What it holds, or is to hold."""
     changed_s: float
+    """When its tasks were changed last."""
     samples: tuple[Sample, ...] = ()
+    """What was measured, each after a change."""
     gave_up: bool = False
+    """Nothing could be measured: it goes on as the user asked."""
     steps: float = 0.0
+    """Steps that it had done when it was changed last."""
     pause_s: float = float("nan")
+    """Seconds that its last measured change took: those in which no steps were made; NaN: not known."""
     watch: Watch = UNWATCHED
+    """Its troubles."""
     points: tuple[Point, ...] = ()
+    """The memory of its servers."""
     n_lost: int = 0
+    """How often a server of it had run out of memory when it was started last."""
     predicted: float = float("nan")
+    """Steps/s that were predicted of `plan` when the job was changed last; NaN: nothing was."""
     belief: SpeedBelief | None = None
+    """What is believed of a job that does not follow the bottleneck."""
     doubts: bool = False
+    """Whether its newest sample contradicts what is believed, and nothing else is believed yet."""
     n_trials: int = 0
+    """Plans that were tried for what they promise."""
     n_off: int = 0
+    """Measurements in a row that differ from the newest sample of a final plan."""
 
     @property
     def expected(self) -> float:

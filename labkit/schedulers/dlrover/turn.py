@@ -45,31 +45,22 @@ class PlanEntry:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """What the steps of a decision share.
-
-    Attributes
-    ----------
-    states : dict
-        What is remembered of each job, changed as the decision is made.
-    pause_s : float
-        Seconds that changes were seen to take.
-    reserved : float
-        Cores that waiting jobs are to find.
-    fresh : set of int
-        Jobs of which a belief is new.
-    speeds : dict
-        Steps/s that jobs make, as measured last.
-    """
+    """What the steps of a decision share."""
 
     snapshot: Snapshot
     room: CarriedRoom
     rules: Rules
     states: dict[int, JobState]
+    """What is remembered of each job, changed as the decision is made."""
     pause_s: float = 0.0
+    """Seconds that changes were seen to take."""
     reserved: float = 0.0
+    """Cores that waiting jobs are to find."""
     plan_log: list[PlanEntry] = field(default_factory=list)
     fresh: set[int] = field(default_factory=set)
+    """Jobs of which a belief is new."""
     speeds: dict[int, float] = field(default_factory=dict)
+    """Steps/s that jobs make, as measured last."""
     _steps: dict[int, float] = field(init=False)
     _demand: Floats = field(init=False)
 

@@ -115,12 +115,8 @@ def _lengths(problem: Problem, jobs: Ints, kinds: list[Ints]) -> tuple[Floats, I
 def queue(seconds: Floats, servers: Ints) -> tuple[Ints, Ints, float]:
     """Return the queues of identical servers with the least sum of completion times.
 
-    Parameters
-    ----------
-    seconds : array
-        (J, K) of each job on each kind of server; infinite: it cannot run there.
-    servers : array
-        (K,) how many there are of a kind, > 0.
+    `seconds`: (J, K) of each job on each kind of server; infinite: it cannot run there; `servers`: (K,) how many there
+    are of a kind, > 0.
 
     Returns
     -------

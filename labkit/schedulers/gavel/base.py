@@ -29,10 +29,7 @@ def check_choice(thing: str, given: str, known: tuple[str, ...]) -> None:
 def with_what_is_there(problem: Problem, allocate: Callable[[Problem], Allocation]) -> Allocation:
     """Return an allocation of the jobs that can run on what is there; the others get nothing.
 
-    Raises
-    ------
-    InputError
-        If a job has no speed on any column, a number is negative or missing, or there are no GPUs at all.
+    Raise InputError if a job has no speed on any column, a number is negative or missing, or there are no GPUs at all.
     """
     if not problem.n_jobs:
         return Allocation(share=np.zeros(problem.speed.shape))
@@ -118,12 +115,8 @@ def _widened(answer: Allocation, jobs: Bools, columns: Bools) -> Allocation:
 def as_if_equal(problem: Problem, *, reference: int | None) -> Problem:
     """Return the problem with a single speed of each job, wherever it runs.
 
-    Parameters
-    ----------
-    problem : Problem
-        The real one.
-    reference : int or None
-        The column whose speeds are known; None, or a job that cannot run there: its fastest.
+    `problem`: the real one; `reference`: the column whose speeds are known; None, or a job that cannot run there: its
+    fastest.
     """
     speed = one_speed(problem.speed, declared=problem.speed.max(axis=1), reference=reference)
     return replace(problem, speed=speed, sharing=None)

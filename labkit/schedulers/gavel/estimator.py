@@ -28,30 +28,20 @@ MEMORY: Final = 20
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Estimate:
-    """What is believed of pairs before they run.
-
-    Attributes
-    ----------
-    shared : array
-        (K, K, T) steps/s of the first kind beside the second one, NaN where they cannot be paired at all.
-    nearest : array
-        (K,) the reference that each kind is taken for; -1: it cannot be paired with any.
-    measured : array of bool
-        (K, K, T) pairs that were profiled.
-    """
+    """What is believed of pairs before they run."""
 
     shared: Floats
+    """(K, K, T) steps/s of the first kind beside the second one, NaN where they cannot be paired at all."""
     nearest: Ints
+    """(K,) the reference that each kind is taken for; -1: it cannot be paired with any."""
     measured: Bools
+    """(K, K, T) pairs that were profiled."""
 
 
 def refuse_options(fraction: float | None, n_references: int | None, *, space_sharing: bool) -> None:
     """Raise if the options of an estimate make no sense.
 
-    Raises
-    ------
-    InputError
-        If the fraction is not in (0, 1], there are less than one reference, or nothing uses the estimate.
+    Raise InputError if the fraction is not in (0, 1], there are less than one reference, or nothing uses the estimate.
     """
     if fraction is None:
         if n_references is not None:
@@ -77,6 +67,7 @@ def estimate_pairs(
     causes, is a row of a matrix with gaps, below the full rows of the references; `labkit.solvers.completion.complete`
     closes them. The reference whose row is nearest (sum of absolute differences; what was completed counts `GUESS`)
     stands in for the kind: a pair that was not measured gets the slowdown of its two references beside each other.
+    Raise ProfileError if the profile has no pairs.
 
     Parameters
     ----------
@@ -88,11 +79,6 @@ def estimate_pairs(
         Drawn among the kinds of each size of gang; all of them by default.
     rng : Generator
         Which references, which pairs.
-
-    Raises
-    ------
-    ProfileError
-        If the profile has no pairs.
 
     References
     ----------
@@ -175,13 +161,6 @@ class Estimator:
         As in `estimate_pairs`.
     patience_s : float
         A job beside another one that stands still for so long cannot share with it (before that, it may be starting).
-
-    Attributes
-    ----------
-    profile : Profile
-        The same with the pairs as they are believed to be.
-    estimate : Estimate
-        What was believed in the beginning.
     """
 
     def __init__(
@@ -194,8 +173,10 @@ class Estimator:
         patience_s: float = 180.0,
     ) -> None:
         self.estimate = estimate_pairs(profile, fraction=fraction, n_references=n_references, rng=rng)
+        """What was believed in the beginning."""
         self._shared = self.estimate.shared.copy()
         self.profile = replace(profile, shared=self._shared)
+        """The same with the pairs as they are believed to be."""
         self._patience_s = patience_s
         self._n_seen = np.zeros(self._shared.shape, np.int32)
         self._beside = np.full(len(profile.kind), -1, np.int32)

@@ -15,24 +15,16 @@ from labkit.solvers.lp import LinearProgram
 
 @dataclass(frozen=True, eq=False)
 class AssignmentColumns:
-    """All ways to run: a job alone in a column, or a pair in a column.
-
-    Attributes
-    ----------
-    problem : Problem
-        Whose jobs.
-    job : array
-        (W, 2) positions of the members; twice the same: alone.
-    column : array
-        (W,) where.
-    speed : array
-        (W, 2) steps/s of the members; the second one is 0 for a job alone.
-    """
+    """All ways to run: a job alone in a column, or a pair in a column."""
 
     problem: Problem
+    """Whose jobs."""
     job: Ints
+    """(W, 2) positions of the members; twice the same: alone."""
     column: Ints
+    """(W,) where."""
     speed: Floats
+    """(W, 2) steps/s of the members; the second one is 0 for a job alone."""
 
     @classmethod
     def of(cls, problem: Problem) -> AssignmentColumns:
@@ -134,10 +126,7 @@ class LinearPrograms:
     def most(self, gain: Floats) -> tuple[Floats, float]:
         """Return the shares (W,) with the greatest sum of gains (W,), and what no shares exceed.
 
-        Raises
-        ------
-        InfeasibleError
-            If the floors cannot be reached together.
+        Raise InfeasibleError if the floors cannot be reached together.
         """
         scale = max(float(np.abs(gain).max(initial=0.0)), 1e-300)
         self._program.set_cost(self._ways, gain / scale)

@@ -20,10 +20,7 @@ _EXPECTED: Final = "expected dollars per GPU and hour by device type, such as {'
 def refuse_odd_prices(prices: Any) -> None:
     """Raise if prices are no mapping of device types to numbers > 0.
 
-    Raises
-    ------
-    InputError
-        With the first price that cannot be one.
+    Raise InputError with the first price that cannot be one.
     """
     if not isinstance(prices, Mapping) or not prices:
         raise InputError(f"gavel: prices is {prices!r}; {_EXPECTED}")
@@ -36,10 +33,7 @@ def refuse_odd_prices(prices: Any) -> None:
 def prices_of(device_types: Sequence[str], prices: Mapping[str, float], *, policy: object) -> Floats:
     """Return the price of each device type, (T,); NaN where a policy that asks for none is not told one.
 
-    Raises
-    ------
-    InputError
-        If the policy is about cost, and a type has no price.
+    Raise InputError if the policy is about cost, and a type has no price.
     """
     unpriced = [kind for kind in device_types if kind not in prices]
     if unpriced and getattr(policy, "wants_prices", False):

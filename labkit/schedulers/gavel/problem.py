@@ -13,18 +13,12 @@ from labkit.core.resources import Floats, Ints
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sharing:
-    """How fast jobs train when two of them share the same GPUs.
-
-    Attributes
-    ----------
-    kind : array
-        (J,) the kind of each job. Jobs of one kind have the same model and the same number of GPUs.
-    speed : array
-        (K, K, V) steps/s of a job of the first kind beside one of the second on each column; 0: they cannot share it.
-    """
+    """How fast jobs train when two of them share the same GPUs."""
 
     kind: Ints
+    """(J,) the kind of each job. Jobs of one kind have the same model and the same number of GPUs."""
     speed: Floats
+    """(K, K, V) steps/s of a job of the first kind beside one of the second on each column; 0: they cannot share it."""
 
     def of(self, pairs: Ints) -> Floats:
         """Return steps/s of both members of pairs (P, 2) on each column, (P, 2, V)."""

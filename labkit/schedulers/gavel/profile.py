@@ -38,12 +38,7 @@ def _room_by_type(cluster: Cluster, demand: Floats) -> Ints:
 def room_for(capacity: Floats, demand: Floats) -> Ints:
     """Return how many workers each device group holds when it is empty.
 
-    Parameters
-    ----------
-    capacity : array
-        (G, R) of the groups.
-    demand : array
-        (R,) of a worker.
+    `capacity`: (G, R) of the groups; `demand`: (R,) of a worker.
 
     Examples
     --------

@@ -30,20 +30,14 @@ MAX_TANGENTS = 60
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Needs:
-    """What jobs need at a level t: base + weight (t - start) / (1 - drag t), relative to their fastest speed.
-
-    Attributes
-    ----------
-    base, weight, drag : array
-        (J,) each.
-    start : float
-        The level at which the base was reached.
-    """
+    """What jobs need at a level t: base + weight (t - start) / (1 - drag t), relative to their fastest speed."""
 
     base: Floats
     weight: Floats
     drag: Floats
+    """`base`, `weight` and `drag`: (J,) each."""
     start: float
+    """The level at which the base was reached."""
 
     def at(self, t: float) -> tuple[Floats, Floats]:
         """Return the needs at level t and how fast they grow there, (J,) both."""

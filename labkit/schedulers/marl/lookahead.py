@@ -14,9 +14,8 @@ from labkit.core.placement import Placement
 from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.marl.network import NEVER, desk_of, plain
-from labkit.schedulers.marl.queue import place_waiting
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
-from labkit.schedulers.marl.scheduler import RunKnowledge, beyond_pods, left_out, placement, show, with_limit
+from labkit.schedulers.marl.scheduler import RunKnowledge, left_out, weighed
 from labkit.schedulers.pods.room import refuse_pods_without_gpus
 from labkit.speed.what_if import slow_of
 
@@ -46,13 +45,7 @@ class LookAheadPods:
     _known: RunKnowledge | None = field(default=None, init=False, repr=False)
 
     def begin(self, context: Context) -> None:
-        """Begin a run: be told the truth about interference.
-
-        Raises
-        ------
-        InputError
-            If a pod has no GPU.
-        """
+        """Begin a run: be told the truth about interference; InputError if a pod has no GPU."""
         refuse_pods_without_gpus(context.cluster)
         jobs, cluster, runs_on = context.jobs, context.cluster, context.runs_on
         level = getattr(context, "interference", None)
@@ -74,14 +67,7 @@ class LookAheadPods:
         if self._known is None:
             self.begin(_without_truth(snapshot))
         assert self._known is not None
-        known = self._known
-        show(known.scene, known.slow, snapshot)
-        chosen, groups = place_waiting(
-            known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
-            snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
-        )  # fmt: skip
-        answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
-        return with_limit(snapshot.fitting(answer), snapshot, known.scene)
+        return weighed(self._known, snapshot, waiting, forwards=self.forwards)
 
     def _queue(self, snapshot: Snapshot) -> Ints:
         """Return the waiting jobs in the order in which they are placed."""

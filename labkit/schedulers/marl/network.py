@@ -37,91 +37,68 @@ class Net(NamedTuple):
     """The weights: a network that predicts slowdowns, and a head that weighs placements, for each of A agents.
 
     The agent of a job is its home pod modulo A; with A = 1 all pods share one head.
-
-    Attributes
-    ----------
-    seen, out : array
-        (6, H), (H,) as `labkit.speed.what_if.Slow` has them.
-    first, bias, last : array
-        (A, F, U), (A, U), (A, U) of the head: a layer of U units over `FEATURES`.
-    wait : array
-        (A, 6) what leaving a job in the queue is worth, by `WAITING`.
-    sharp : array
-        (A,) worth of a predicted cost of one duration alone.
     """
 
     seen: Floats
     out: Floats
+    """`seen` and `out`: (6, H), (H,) as `labkit.speed.what_if.Slow` has them."""
     first: Floats
     bias: Floats
     last: Floats
+    """`first`, `bias` and `last`: (A, F, U), (A, U), (A, U) of the head: a layer of U units over `FEATURES`."""
     wait: Floats
+    """(A, 6) what leaving a job in the queue is worth, by `WAITING`."""
     sharp: Floats
+    """(A,) worth of a predicted cost of one duration alone."""
 
 
 @by_reference
 class Scene(NamedTuple):
-    """What a scheduler knows of jobs and cluster: N jobs, M machines, P pods.
-
-    Attributes
-    ----------
-    facts, tasks, room : RunFacts, TaskTable, ScratchBook
-        As declared; where jobs are; what is free.
-    left, alone_s, home, bound : array
-        (N,) steps left, declared seconds alone, the pod that each job belongs to, and whether it was forwarded there
-        and may go nowhere else.
-    worker, ps, n_workers, n_ps, runs_on : array
-        (N, R), (N, R), (N,), (N,), (N, T) of the gang that each asks for.
-    pods : array
-        (2,) pods that are looked at beside the home, and machines of each on which a whole gang is tried.
-    unit : array
-        (1,) how many times the use that the head was trained to see the facts tell.
-    """
+    """What a scheduler knows of jobs and cluster: N jobs, M machines, P pods."""
 
     facts: RunFacts
     tasks: TaskTable
     room: ScratchBook
+    """`facts`, `tasks` and `room`: as declared; where jobs are; what is free."""
     left: Floats
     alone_s: Floats
     home: Ints
     bound: Bools
+    """`left`, `alone_s`, `home` and `bound`: (N,) steps left, declared seconds alone, the pod that each job belongs to,
+    and whether it was forwarded there and may go nowhere else."""
     worker: Floats
     ps: Floats
     n_workers: Ints
     n_ps: Ints
     runs_on: Bools
+    """`worker`, `ps`, `n_workers`, `n_ps` and `runs_on`: (N, R), (N, R), (N,), (N,), (N, T) of the gang that each asks
+    for."""
     pods: Ints
+    """(2,) pods that are looked at beside the home, and machines of each on which a whole gang is tried."""
     unit: Floats
+    """(1,) how many times the use that the head was trained to see the facts tell."""
 
 
 @by_reference
 class CandidateBuffers(NamedTuple):
-    """What a decision is made with: placements, their costs, the best of them, and what is seen of these.
-
-    Attributes
-    ----------
-    found, cost : Candidates, array
-        All placements, and (C,) their costs over the time alone.
-    kind : array
-        (C,) a number of the machines that it takes.
-    top, seen, logit : array
-        (K,) the best of each kind, (K + 1, F) what is seen of each, and (K + 1,) what it is worth; waiting comes last.
-    own, more : array
-        (C,) the parts of a cost; of the best, `own` is the whole in the end.
-    empty, others : array
-        (M,) machines without tasks, and (N,) to be written to.
-    """
+    """What a decision is made with: placements, their costs, the best of them, and what is seen of these."""
 
     found: Candidates
     cost: Floats
+    """`found` and `cost`: all placements, and (C,) their costs over the time alone."""
     own: Floats
     more: Floats
+    """`own` and `more`: (C,) the parts of a cost; of the best, `own` is the whole in the end."""
     kind: Ints
+    """(C,) a number of the machines that it takes."""
     top: Ints
     seen: Floats
     logit: Floats
+    """`top`, `seen` and `logit`: (K,) the best of each kind, (K + 1, F) what is seen of each, and (K + 1,) what it is
+    worth; waiting comes last."""
     empty: Bools
     others: Ints
+    """`empty` and `others`: (M,) machines without tasks, and (N,) to be written to."""
 
 
 def desk_of(scene: Scene) -> CandidateBuffers:

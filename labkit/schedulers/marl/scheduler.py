@@ -89,13 +89,7 @@ class Marl:
         self._net = net
 
     def begin(self, context: Context) -> None:
-        """Begin a run.
-
-        Raises
-        ------
-        InputError
-            If a pod has no GPU.
-        """
+        """Begin a run; InputError if a pod has no GPU."""
         refuse_pods_without_gpus(context.cluster)
         self._interference, self._instead = context.interference, None
         if self._hands_over(context.cluster):
@@ -155,14 +149,18 @@ class Marl:
         mine = (id(snapshot.table), id(snapshot.cluster))
         if self._known is None or self._of != mine:
             self._known, self._of = self._made(snapshot.table, snapshot.cluster, snapshot.runs_on), mine
-        known = self._known
-        show(known.scene, known.slow, snapshot)
-        chosen, groups = place_waiting(
-            known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
-            snapshot.table.arrival_s, snapshot.n_running, not self.forwards, known.desk,
-        )  # fmt: skip
-        answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
-        return with_limit(snapshot.fitting(answer), snapshot, known.scene)
+        return weighed(self._known, snapshot, waiting, forwards=self.forwards)
+
+
+def weighed(known: RunKnowledge, snapshot: Snapshot, waiting: Ints, *, forwards: bool) -> Placement:
+    """Return where waiting jobs go, each where the network of `known` finds it best."""
+    show(known.scene, known.slow, snapshot)
+    chosen, groups = place_waiting(
+        known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
+        snapshot.table.arrival_s, snapshot.n_running, not forwards, known.desk,
+    )  # fmt: skip
+    answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
+    return with_limit(snapshot.fitting(answer), snapshot, known.scene)
 
 
 def left_out(jobs: Jobs, cluster: Cluster) -> str | None:

@@ -30,22 +30,15 @@ FILES: Final = WeightsFiles(
 
 @dataclass(frozen=True)
 class TrainedFor:
-    """The interference that weights were trained with, which gives their inputs a meaning.
-
-    Attributes
-    ----------
-    name, digest : str
-        What it was called, and `labkit.speed.interference.levels.digest_of` it.
-    times : float
-        How many times the use that was shown tasks had in truth.
-    servers : str
-        The kinds of sockets of the training's clusters (`servers_of`); empty: not known.
-    """
+    """The interference that weights were trained with, which gives their inputs a meaning."""
 
     name: str
     digest: str
+    """`name` and `digest`: what it was called, and `labkit.speed.interference.levels.digest_of` it."""
     times: float
+    """How many times the use that was shown tasks had in truth."""
     servers: str = ""
+    """The kinds of sockets of the training's clusters (`servers_of`); empty: not known."""
 
     @classmethod
     def of(cls, known: Level | None, clusters: Iterable[Cluster] = ()) -> Self:

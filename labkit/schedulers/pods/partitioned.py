@@ -68,10 +68,8 @@ class Partitioned:
     def begin(self, context: Context) -> None:
         """Let the placer know what may be known, and refuse jobs that no pod holds.
 
-        Raises
-        ------
-        InputError
-            If a pod has no GPU, a job's home is no pod of the cluster, or no pod that a job may go to ever holds it.
+        Raise InputError if a pod has no GPU, a job's home is no pod of the cluster, or no pod that a job may go to ever
+        holds it.
         """
         self._told = begin_placer(self.placer, context)
         if self.pods:

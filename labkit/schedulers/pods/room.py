@@ -85,10 +85,7 @@ def _may_hold(book: ScratchBook, pod: int, jobs: Jobs, runs_on: Bools, job: int)
 def refuse_pods_without_gpus(cluster: Cluster) -> None:
     """Raise if one of several pods has no GPU while others have.
 
-    Raises
-    ------
-    InputError
-        It names the pod.
+    Raise InputError, which names the pod.
     """
     n = n_pods(cluster)
     gpus = np.bincount(pod_of_groups(cluster), cluster.capacity[:, GPUS], n)
@@ -102,10 +99,7 @@ def refuse_pods_without_gpus(cluster: Cluster) -> None:
 def refuse_unfit(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, forwards: bool) -> None:
     """Raise if a pod has no GPU, or if a job's home is no pod or no pod that it may go to ever holds it.
 
-    Raises
-    ------
-    InputError
-        It names the pod or the first such job.
+    Raise InputError, which names the pod or the first such job.
     """
     refuse_pods_without_gpus(cluster)
     n = n_pods(cluster)

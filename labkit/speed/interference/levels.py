@@ -42,24 +42,16 @@ NAMES: Final = (NONE, *FACTORS)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Level:
-    """What is known of co-located jobs: the fitted model, and what tasks use.
-
-    Attributes
-    ----------
-    name : str
-        "mild", "calibrated", or the file that it was fitted to.
-    model : InterferenceModel
-        A fitted one.
-    uses : mapping or None
-        What the tasks of a model use, by its name; the others, or with None all, as `task_use` finds it.
-    measured : bool
-        It was fitted to a file: schedulers know from there what tasks use, and not from the catalogue alone.
-    """
+    """What is known of co-located jobs: the fitted model, and what tasks use."""
 
     name: str
+    """"mild", "calibrated", or the file that it was fitted to."""
     model: InterferenceModel
+    """A fitted one."""
     uses: Mapping[str, ModelUse] | None = None
+    """What the tasks of a model use, by its name; the others, or with None all, as `task_use` finds it."""
     measured: bool = False
+    """It was fitted to a file: schedulers know from there what tasks use, and not from the catalogue alone."""
 
     @property
     def times(self) -> float:

@@ -33,28 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerContention:
-    """How a server of two sockets slows its jobs down.
-
-    Attributes
-    ----------
-    knee : float
-        Load, as a fraction of a socket's cores, at which the processor's phase takes twice as long.
-    power : float
-        How sharply it bends there.
-    cache : float
-        Slowdown by load alone, below the knee.
-    noise : float
-        Standard deviation of the logarithm of measured times.
-    cores, pcie_gbps : float
-        Cores and PCIe bandwidth of a socket.
-    """
+    """How a server of two sockets slows its jobs down."""
 
     knee: float
+    """Load, as a fraction of a socket's cores, at which the processor's phase takes twice as long."""
     power: float
+    """How sharply it bends there."""
     cache: float = 0.05
+    """Slowdown by load alone, below the knee."""
     noise: float = 0.06
+    """Standard deviation of the logarithm of measured times."""
     cores: float = 8.0
     pcie_gbps: float = 128.0
+    """`cores` and `pcie_gbps`: cores and PCIe bandwidth of a socket."""
 
 
 PRESETS: Final = {"mild": ServerContention(knee=1.7, power=2.0), "convex": ServerContention(knee=1.0, power=4.0)}
@@ -213,18 +204,12 @@ MIN_LOADS = 2
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MeasuredInterference:
-    """A model fitted to measurements, and what they say that tasks use.
-
-    Attributes
-    ----------
-    model : InterferenceModel
-        Fitted: of both factors, or "without_pcie" where nothing beside a job moved anything over PCIe.
-    uses : mapping
-        What the tasks of a model use, by its name.
-    """
+    """A model fitted to measurements, and what they say that tasks use."""
 
     model: InterferenceModel
+    """Fitted: of both factors, or "without_pcie" where nothing beside a job moved anything over PCIe."""
     uses: Mapping[str, ModelUse]
+    """What the tasks of a model use, by its name."""
 
 
 def read(path: str | Path) -> MeasuredInterference:
@@ -255,10 +240,7 @@ def read(path: str | Path) -> MeasuredInterference:
 def of_testbed(profile: TestbedProfile, *, source: str = "") -> MeasuredInterference:
     """Return a testbed's measurements of co-located jobs, taken while nothing else kept its cores busy.
 
-    Raises
-    ------
-    ProfileError
-        If it holds too few measurements, or too few quiet ones.
+    Raise ProfileError if it holds too few measurements, or too few quiet ones.
     """
     from labkit.speed.profiled.profile import QUIET
 

@@ -28,40 +28,29 @@ NO_LOAD: Final = 1e-9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InterferenceProfile:
-    """Measured slowdowns, one per row; `Profile.of` makes one from a table.
-
-    Attributes
-    ----------
-    cpu_cores, pcie_gbps : array
-        (n,) U and P: what the job uses when it runs alone.
-    co_cpu_cores, co_pcie_gbps : array
-        (n,) U_C and P_C: what those beside it use, as `labkit.speed.interference.use.co_load` counts it.
-    slowdown : array
-        (n,) D: shared / alone seconds per step.
-    """
+    """Measured slowdowns, one per row; `Profile.of` makes one from a table."""
 
     cpu_cores: Floats
     pcie_gbps: Floats
+    """`cpu_cores` and `pcie_gbps`: (n,) U and P: what the job uses when it runs alone."""
     co_cpu_cores: Floats
     co_pcie_gbps: Floats
+    """`co_cpu_cores` and `co_pcie_gbps`: (n,) U_C and P_C: what those beside it use, as
+    `labkit.speed.interference.use.co_load` counts it."""
     slowdown: Floats
+    """(n,) D: shared / alone seconds per step."""
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> Self:
         """Return the measurements of a table.
 
-        Parameters
-        ----------
-        table : DataFrame
-            One row per measurement: job, co_runners (names joined by "+", empty when alone), cpu_cores, pcie_gbps,
-            alone_s, shared_s (seconds per step). Columns co_cpu_cores and co_pcie_gbps, where given, are the load of
-            those beside it; else it is the sum over `co_runners`, all in one device group, of what they use themselves.
+        Raise ProfileError if there are no rows, a column is missing, a value is missing, no number or negative, a
+        co-runner has no row of its own, or a job is more than `MOST_SLOWDOWN` times as slow, or twice as fast, as
+        alone.
 
-        Raises
-        ------
-        ProfileError
-            If there are no rows, a column is missing, a value is missing, no number or negative, a co-runner has no row
-            of its own, or a job is more than `MOST_SLOWDOWN` times as slow, or twice as fast, as alone.
+        `table`: one row per measurement: job, co_runners (names joined by "+", empty when alone), cpu_cores, pcie_gbps,
+        alone_s, shared_s (seconds per step). Columns co_cpu_cores and co_pcie_gbps, where given, are the load of those
+        beside it; else it is the sum over `co_runners`, all in one device group, of what they use themselves.
         """
         missing = [column for column in COLUMNS if column not in table.columns]
         if missing:

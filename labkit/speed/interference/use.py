@@ -74,22 +74,15 @@ def slowdowns(
 class ModelUse:
     """What the tasks of a model use when alone.
 
-    Attributes
-    ----------
-    worker_cores, ps_cores : float
-        Cores that one worker, one parameter server keeps busy; None: a server keeps those busy that it asks for.
-    pcie_gbps : float
-        What one worker moves over its PCIe bus; parameter servers move nothing there.
-
-    Raises
-    ------
-    InputError
-        If one of them is negative or not a number.
+    Raise InputError if one of them is negative or not a number.
     """
 
     worker_cores: float
     ps_cores: float | None = 0.0
+    """`worker_cores` and `ps_cores`: cores that one worker, one parameter server keeps busy; None: a server keeps those
+    busy that it asks for."""
     pcie_gbps: float = 0.0
+    """What one worker moves over its PCIe bus; parameter servers move nothing there."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -132,19 +125,14 @@ def _published(name: str) -> ModelUse | None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GroupUse:
-    """What the tasks of each device group use together.
-
-    Attributes
-    ----------
-    cpu_cores, pcie_gbps : array
-        (G,) cores that they would keep busy if each were alone, and what they move over the PCIe bus.
-    slowdown : array
-        (G,) of the slowest task there, >= 1; 1 where there is none.
-    """
+    """What the tasks of each device group use together."""
 
     cpu_cores: Floats
     pcie_gbps: Floats
+    """`cpu_cores` and `pcie_gbps`: (G,) cores that they would keep busy if each were alone, and what they move over the
+    PCIe bus."""
     slowdown: Floats
+    """(G,) of the slowest task there, >= 1; 1 where there is none."""
 
 
 class Interference:

@@ -41,18 +41,12 @@ NO_CHANGE_CONTENTION: Final = ChangeContention()
 
 
 class UpdateContention(NamedTuple):
-    """By how much longer updates take beside other jobs than the sharing of cores says.
-
-    Attributes
-    ----------
-    others : tuple of float
-        Cores that the others want, ascending: the median of what was measured beside one job, two jobs, ...
-    factor : tuple of float
-        The median factor there, at least 1.
-    """
+    """By how much longer updates take beside other jobs than the sharing of cores says."""
 
     others: tuple[float, ...] = ()
+    """Cores that the others want, ascending: the median of what was measured beside one job, two jobs, ..."""
     factor: tuple[float, ...] = ()
+    """The median factor there, at least 1."""
 
     @classmethod
     def of(cls, rows: Sequence[ColocationSample], *, cores: float) -> Self:
@@ -78,22 +72,15 @@ FEW: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MeasuredContention:
-    """What was measured beyond the sharing of cores.
-
-    Attributes
-    ----------
-    contention : UpdateContention
-        Of the updates of all models together.
-    by_model : mapping
-        Of the updates of single models that were measured often enough.
-    start, rescale : ChangeContention
-        Of changes.
-    """
+    """What was measured beyond the sharing of cores."""
 
     contention: UpdateContention = NO_UPDATE_CONTENTION
+    """Of the updates of all models together."""
     by_model: Mapping[str, UpdateContention] = field(default_factory=dict)
+    """Of the updates of single models that were measured often enough."""
     start: ChangeContention = NO_CHANGE_CONTENTION
     rescale: ChangeContention = NO_CHANGE_CONTENTION
+    """`start` and `rescale`: of changes."""
 
     @classmethod
     def of(cls, profile: TestbedProfile) -> MeasuredContention:
@@ -114,12 +101,8 @@ class MeasuredContention:
     def slowdown(self, cores: Floats, others: Floats, models: Sequence[str]) -> Floats:
         """Return the factor >= 1 of the updates of jobs, (J,).
 
-        Parameters
-        ----------
-        cores, others : array
-            (J, K) cores that each wants in each pool, and that all others want there.
-        models : sequence of str
-            (J,) models of the jobs.
+        `cores`, `others`: (J, K) cores that each wants in each pool, and that all others want there; `models`: (J,)
+        models of the jobs.
         """
         factors = [self.by_model.get(model, self.contention).at(row) for model, row in zip(models, others, strict=True)]
         slowest: Floats = np.where(cores > 0, np.reshape(factors, cores.shape), 1.0).max(axis=1)

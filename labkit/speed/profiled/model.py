@@ -216,19 +216,14 @@ def _kinds(jobs: Jobs) -> tuple[NDArray[np.intp], list[tuple[str, bool]]]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UpdateGrid:
-    """What an update takes with every gang up to a size; row 0 of an axis is that of 1.
-
-    Attributes
-    ----------
-    step_s : array
-        (H + 1, P + 1, W + 1) seconds; index [0] of an axis repeats [1].
-    worker_cpu_s, ps_cpu_s : array
-        Of the same shape: processor seconds of workers (and of what runs beside them), and of parameter servers.
-    """
+    """What an update takes with every gang up to a size; row 0 of an axis is that of 1."""
 
     step_s: Floats
+    """(H + 1, P + 1, W + 1) seconds; index [0] of an axis repeats [1]."""
     worker_cpu_s: Floats
     ps_cpu_s: Floats
+    """`worker_cpu_s` and `ps_cpu_s`: of the same shape: processor seconds of workers (and of what runs beside them),
+    and of parameter servers."""
 
     @classmethod
     def of(cls, cells: Sequence[GangMeasurement], *, max_ps: int, max_workers: int) -> UpdateGrid:

@@ -38,12 +38,7 @@ class ChangeCost(NamedTuple):
 class Costs:
     """What changes of one model's jobs take.
 
-    Parameters
-    ----------
-    overheads : sequence of Overhead
-        Where a model was not measured, what is typical of the others counts.
-    model : str
-        Which.
+    `overheads`: where a model was not measured, what is typical of the others counts; `model`: which.
     """
 
     def __init__(self, overheads: Sequence[Overhead], model: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +14,7 @@ from annotated_types import Ge, Gt, Len, Lt
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, ProfileError
 from labkit.core.faults import told
+from labkit.core.files import write_text
 from labkit.topology.inventory import Host, cluster_of
 
 VERSION: Final = 1
@@ -38,121 +38,80 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(ProfileRow):
-    """Where the numbers come from.
-
-    Attributes
-    ----------
-    at : str
-        Date and time.
-    labkit, command : str
-        Version, and what was typed.
-    took_s : float
-        How long it took to measure.
-    training : dict
-        How jobs trained: width of the models, batch, ... (`labkit.testbed.run.training.TrainingTable`).
-    notes : list of str
-        What went wrong on the way.
-    """
+    """Where the numbers come from."""
 
     at: str = ""
+    """Date and time."""
     labkit: str = ""
     command: str = ""
+    """`labkit` and `command`: version, and what was typed."""
     took_s: Amount = 0.0
+    """How long it took to measure."""
     training: dict[str, Any] = field(default_factory=dict)
+    """How jobs trained: width of the models, batch, ... (`labkit.testbed.run.training.TrainingTable`)."""
     notes: list[str] = field(default_factory=list)
+    """What went wrong on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangMeasurement(ProfileRow):
-    """A gang of a model, measured while nothing else ran.
-
-    Attributes
-    ----------
-    model, sync : str, bool
-        What trained, and whether synchronously.
-    n_ps, n_workers : int
-        The gang.
-    n_hosts : int
-        Over how many hosts it was spread.
-    step_s : float or None
-        Seconds between two updates, mean; None if the gang could not be measured.
-    cpu_s : float
-        Processor seconds that an update takes, of all its processes.
-    ps_cpu_s : float or None
-        That part of it that parameter servers take; None where it is not known.
-    home_cpu_s : float
-        That part of it that the job's own processes take, which lead the others.
-    n_steps : int
-        Updates that were measured.
-    spread_s : float
-        Half of the range between the first and the last quarter of the seconds of single updates.
-    busy_cores : float
-        Cores of the machine that something else kept busy meanwhile: 0 on a quiet testbed.
-    failed : str
-        Why there is no measurement.
-    """
+    """A gang of a model, measured while nothing else ran."""
 
     model: Name
     sync: bool = True
+    """`model` and `sync`: what trained, and whether synchronously."""
     n_ps: Annotated[int, Ge(1)]
     n_workers: Annotated[int, Ge(1)]
+    """`n_ps` and `n_workers`: the gang."""
     n_hosts: Annotated[int, Ge(1)] = 1
+    """Over how many hosts it was spread."""
     step_s: Positive | None
+    """Seconds between two updates, mean; None if the gang could not be measured."""
     cpu_s: Amount = 0.0
+    """Processor seconds that an update takes, of all its processes."""
     ps_cpu_s: Amount | None = None
+    """That part of it that parameter servers take; None where it is not known."""
     home_cpu_s: Amount = 0.0
+    """That part of it that the job's own processes take, which lead the others."""
     n_steps: Count = 0
+    """Updates that were measured."""
     spread_s: Amount = 0.0
+    """Half of the range between the first and the last quarter of the seconds of single updates."""
     busy_cores: Amount = 0.0
+    """Cores of the machine that something else kept busy meanwhile: 0 on a quiet testbed."""
     failed: str = ""
+    """Why there is no measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool(ProfileRow):
-    """Cores that some hosts share: those of one machine.
-
-    Attributes
-    ----------
-    name : str
-        Of the machine.
-    hosts : list of str
-        Hosts that are in truth this one machine (they have the same boot id); on real testbeds one host.
-    cores : float
-        Processor seconds that it gives in a second, measured.
-    """
+    """Cores that some hosts share: those of one machine."""
 
     name: Name
+    """Of the machine."""
     hosts: Annotated[list[str], Len(1)]
+    """Hosts that are in truth this one machine (they have the same boot id); on real testbeds one host."""
     cores: Positive
+    """Processor seconds that it gives in a second, measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead(ProfileRow):
-    """What a start, a rescale or a stop of a model's job takes when nothing else runs.
-
-    Attributes
-    ----------
-    kind : str
-        "start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
-        where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new
-        gang trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop":
-        until it is gone.
-    model : str
-    n_new : int
-        Processes that it starts beside those of the job itself: workers and servers.
-    median_s, p90_s : float
-        Of `n` measurements.
-    cpu_s : float
-        Processor seconds that it takes beside those of the steps that were made meanwhile, median.
-    n : int
-    """
+    """What a start, a rescale or a stop of a model's job takes when nothing else runs."""
 
     kind: Annotated[str, Len(1)]
+    """"start": from the decision to the first step, where each host has a warm fork server. "cold_start": the same,
+    where one has none yet, or no longer. "restart": from a checkpoint. "rescale": from the decision until the new gang
+    trains; meanwhile the old one goes on; "cold_rescale": the same, on a host without a fork server. "stop": until it
+    is gone."""
     model: Name
     n_new: Count = 0
+    """Processes that it starts beside those of the job itself: workers and servers."""
     median_s: Amount
     p90_s: Amount
+    """`median_s` and `p90_s`: of `n` measurements."""
     cpu_s: Amount = 0.0
+    """Processor seconds that it takes beside those of the steps that were made meanwhile, median."""
     n: Annotated[int, Ge(1)] = 1
 
 
@@ -162,34 +121,26 @@ KINDS: Final = ("start", "cold_start", "restart", "rescale", "cold_rescale", "st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocationSample(ProfileRow):
-    """A job, or its start or rescale, that was measured beside others on the same cores.
-
-    Attributes
-    ----------
-    job, co_runners : str
-        Its model, and what was beside it: models of jobs, or "load-K", a generator that keeps K cores busy.
-    what : str
-        "step": its updates. "start", "rescale": what it took to start, or to take in a worker more.
-    cpu_cores, co_cpu_cores : float
-        Cores that it uses alone, and those that the others use alone.
-    weight, co_weight : float
-        Processes that compete for cores, its own and the others'.
-    alone_s, shared_s : float
-        Seconds of an update, or of a change, alone and beside them.
-    busy_cores : float
-        Cores that something else kept busy meanwhile; where it is more than `QUIET`, the row counts only if all are so.
-    """
+    """A job, or its start or rescale, that was measured beside others on the same cores."""
 
     job: Name
     co_runners: Name
+    """`job` and `co_runners`: its model, and what was beside it: models of jobs, or "load-K", a generator that keeps K
+    cores busy."""
     cpu_cores: Amount
     co_cpu_cores: Amount
+    """`cpu_cores` and `co_cpu_cores`: cores that it uses alone, and those that the others use alone."""
     weight: Positive = 1.0
     co_weight: Positive = 1.0
+    """`weight` and `co_weight`: processes that compete for cores, its own and the others'."""
     alone_s: Positive
     shared_s: Positive
+    """`alone_s` and `shared_s`: seconds of an update, or of a change, alone and beside them."""
     busy_cores: Amount = 0.0
+    """Cores that something else kept busy meanwhile; where it is more than `QUIET`, the row counts only if all are
+    so."""
     what: Literal["step", "start", "rescale"] = "step"
+    """"step": its updates. "start", "rescale": what it took to start, or to take in a worker more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,44 +176,32 @@ class YardstickSample(ProfileRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedProfile(ProfileRow):
-    """What was measured on a testbed: all that a simulation of it needs.
-
-    Attributes
-    ----------
-    name : str
-        Of the testbed.
-    hosts : list of Host
-        As its inventory has them.
-    pools : list of Pool
-        Whose cores are whose; hosts in none have cores of their own.
-    cells : list of GangMeasurement
-        Speeds and processor time by gang.
-    overheads, beside, links, functions : list
-        What changes cost, how jobs slow each other, what links carry, and Optimus' speed functions.
-    interference : list of float or None
-        Coefficients (4,) in profiles of an older labkit; simulations take slowdowns from `beside`.
-    warm_s : float
-        Seconds without processes of jobs after which a host has no fork server any more: the next start is cold.
-    yardstick : list of YardstickSample
-        How fast the hosts were meanwhile; none in profiles of an older labkit.
-    made : Provenance
-        Where it comes from.
-    """
+    """What was measured on a testbed: all that a simulation of it needs."""
 
     __test__: ClassVar[bool] = False  # not a test, whatever pytest thinks of its name
 
     name: Name = "testbed"
+    """Of the testbed."""
     hosts: Annotated[list[Host], Len(1)]
+    """As its inventory has them."""
     pools: list[Pool] = field(default_factory=list)
+    """Whose cores are whose; hosts in none have cores of their own."""
     cells: list[GangMeasurement] = field(default_factory=list)
+    """Speeds and processor time by gang."""
     overheads: list[Overhead] = field(default_factory=list)
     beside: list[ColocationSample] = field(default_factory=list)
     links: list[LinkMeasurement] = field(default_factory=list)
     functions: list[Fitted] = field(default_factory=list)
+    """`overheads`, `beside`, `links` and `functions`: what changes cost, how jobs slow each other, what links carry,
+    and Optimus' speed functions."""
     interference: Annotated[list[float], Len(4, 4)] | None = None
+    """Coefficients (4,) in profiles of an older labkit; simulations take slowdowns from `beside`."""
     warm_s: Positive = 60.0
+    """Seconds without processes of jobs after which a host has no fork server any more: the next start is cold."""
     yardstick: list[YardstickSample] = field(default_factory=list)
+    """How fast the hosts were meanwhile; none in profiles of an older labkit."""
     made: Provenance = field(default_factory=Provenance)
+    """Where it comes from."""
 
     def cluster(self) -> Cluster:
         """Return the testbed as a cluster: its hosts on one switch."""
@@ -276,10 +215,7 @@ class TestbedProfile(ProfileRow):
     def of(self, model: str, *, sync: bool = True) -> list[GangMeasurement]:
         """Return the gangs of a model that could be measured.
 
-        Raises
-        ------
-        InputError
-            If there is none: which models there are, and how to measure more.
+        Raise InputError if there is none: which models there are, and how to measure more.
         """
         mine = [cell for cell in self.cells if (cell.model, cell.sync) == (model, sync) and cell.step_s is not None]
         if mine:
@@ -383,15 +319,7 @@ def write(profile: TestbedProfile, path: str | Path) -> Path:
         raise ProfileError(told(f"profile '{profile.name}'", faults))
     there = Path(path)
     there.parent.mkdir(parents=True, exist_ok=True)
-    partial = there.with_name(f".{there.name}.{os.getpid()}.tmp")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(_text(profile))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(there)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(there, _text(profile))
     return there
 
 

@@ -130,10 +130,7 @@ def ledgered(path: str | Path, *, format: str | None = None) -> Read:
 def sniff(path: str | Path) -> str:
     """Return the format of a trace, from how it begins.
 
-    Raises
-    ------
-    TraceError
-        If the file cannot be read, or looks like none of the formats.
+    Raise TraceError if the file cannot be read, or looks like none of the formats.
     """
     return _chosen(located(path))[0]
 
@@ -141,10 +138,7 @@ def sniff(path: str | Path) -> str:
 def explained(path: str | Path) -> list[Guess]:
     """Return the formats that a file may have, the likeliest first, with what speaks for each.
 
-    Raises
-    ------
-    TraceError
-        As `sniff`, but for a file that looks like none of the formats.
+    Raise TraceError as `sniff`, but for a file that looks like none of the formats.
     """
     return guesses(located(path), formats=list(FORMATS))
 

@@ -43,12 +43,7 @@ def read_gavel(path: str | Path, *, throughputs: Throughputs | None = None) -> J
 
     A job is a rigid gang of one worker per GPU. Its declared duration is its steps over the throughput on V100 (the
     first device type of a table without V100) at its number of GPUs; `GavelSpeed` warns where that is an estimate. A
-    positive SLO is a multiple of that duration.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column.
+    positive SLO is a multiple of that duration. Raise TraceError with every fault, with line and column.
     """
     table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=False, expected=EXPECTED, separator="\t")
     weight = table.numbers("priority_weight", low=0, above=True)

@@ -40,14 +40,9 @@ def read_google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_me
     """Return the jobs whose first submission, first start and last end lie within the events given.
 
     `path` is one part or a folder of parts. A job's workers are its tasks; it has no GPUs. Requests are published as
-    fractions of the largest machine, whose real size is secret: `machine_cpus` and `machine_memory_gb` stand for it.
-    A job's duration is from its first start to its last end; its steps are its seconds. What was left out and dropped
-    stands in `Jobs.notes`.
-
-    Raises
-    ------
-    TraceError
-        Every fault of a part, with line and column; or if no job is complete.
+    fractions of the largest machine, whose real size is secret: `machine_cpus` and `machine_memory_gb` stand for it. A
+    job's duration is from its first start to its last end; its steps are its seconds. What was left out and dropped
+    stands in `Jobs.notes`. Raise TraceError with every fault of a part, with line and column; or if no job is complete.
     """
     return google_2011(path, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb).jobs
 

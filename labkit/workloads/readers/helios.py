@@ -24,12 +24,8 @@ def read_helios(path: str | Path, *, cpu_jobs: bool = False) -> Jobs:
     What was left out, or merged as the same row once more, stands in `Jobs.notes`.
 
     A job is a rigid gang of one worker per GPU, its cores shared among them; its steps are its seconds; virtual
-    clusters are the users, and the partitions. Gangs wait for as few machines as they need, as on Helios.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column.
+    clusters are the users, and the partitions. Gangs wait for as few machines as they need, as on Helios. Raise
+    TraceError with every fault, with line and column.
     """
     return helios(path, cpu_jobs=cpu_jobs).jobs
 

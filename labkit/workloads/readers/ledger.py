@@ -22,19 +22,13 @@ NEGLIGIBLE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Who held how many GPUs from when to when, as the file recorded it; a job has one for each attempt.
-
-    Attributes
-    ----------
-    gpus : Floats
-        GPUs held, (S,).
-    start_s, end_s : Floats
-        Seconds since 1970, or since the trace's own zero, (S,).
-    """
+    """Who held how many GPUs from when to when, as the file recorded it; a job has one for each attempt."""
 
     gpus: Floats
+    """GPUs held, (S,)."""
     start_s: Floats
     end_s: Floats
+    """`start_s` and `end_s`: seconds since 1970, or since the trace's own zero, (S,)."""
 
     @classmethod
     def of(cls, gpus: ArrayLike, start_s: ArrayLike, end_s: ArrayLike) -> Self:
@@ -168,10 +162,7 @@ class TraceLedger:
     def refuse_none(self, path: object, remedy: str) -> None:
         """Raise if no row is a job.
 
-        Raises
-        ------
-        TraceError
-            With what became of the rows.
+        Raise TraceError with what became of the rows.
         """
         if self.n_jobs < 1:
             gone = self.left_out | self.merged
@@ -198,18 +189,13 @@ class TraceLedger:
 
 
 class Read(NamedTuple):
-    """The jobs of a trace, what became of its rows, and the recorded schedule where the file has one.
-
-    Attributes
-    ----------
-    zero_s : float
-        The moment of the first arrival, in seconds since 1970, or since the trace's own zero; NaN: not told.
-    """
+    """The jobs of a trace, what became of its rows, and the recorded schedule where the file has one."""
 
     jobs: Jobs
     ledger: TraceLedger
     segments: Segments | None = None
     zero_s: float = float("nan")
+    """The moment of the first arrival, in seconds since 1970, or since the trace's own zero; NaN: not told."""
 
 
 def plain(jobs: Jobs, *, noun: str = "rows") -> Read:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 from labkit.core.errors import InputError, TraceError, unknown
-from labkit.core.files import refuse_unreadable
+from labkit.core.files import refuse_unreadable, write_text
 from labkit.core.text import shortened
 
 ENDING: Final = ".labkit.toml"
@@ -282,12 +280,7 @@ def keep(mapping: ColumnMap, path: str | Path) -> Path:
         *(f"{name} = {json.dumps(source.per)}" for name, source in mapping.sources.items() if source.per),
     ]
     map_path = sidecar(path)
-    scratch = map_path.with_name(f".{map_path.name}.{uuid4().hex}")
-    try:
-        scratch.write_text("\n".join(lines) + "\n", "utf-8")
-        os.replace(scratch, map_path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    write_text(map_path, "\n".join(lines) + "\n")
     return map_path
 
 

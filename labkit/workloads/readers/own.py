@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import InputError, TraceError, unknown
+from labkit.core.files import write_atomically
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
 from labkit.core.text import spreadsheet_text, text_of_spreadsheet
@@ -53,10 +52,7 @@ EXPECTED: Final = "a labkit trace with columns arrival_s, total_steps and any of
 def read_csv(path: str | Path) -> Jobs:
     """Return the jobs of labkit's own CSV; only `arrival_s` and `total_steps` must be there.
 
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column; an unknown column with the nearest known one.
+    Raise TraceError with every fault, with line and column; an unknown column with the nearest known one.
     """
     path = Path(path)
     names = _header(text_of(path, expected=EXPECTED))
@@ -104,17 +100,12 @@ def write(jobs: Jobs, path: str | Path) -> Path:
     if path.suffix not in {".csv", ".parquet"}:
         raise InputError(f"{path}: cannot tell the format from '{path.suffix}'; name it .csv or .parquet.")
     frame = jobs.to_frame()
-    scratch = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        if path.suffix == ".csv":
-            frame = _compact(frame)
-            _change_texts(frame, spreadsheet_text)
-            frame.to_csv(scratch, index=False, lineterminator="\n")
-        else:
-            scratch.write_bytes(encode_frame(frame))
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    if path.suffix == ".csv":
+        frame = _compact(frame)
+        _change_texts(frame, spreadsheet_text)
+        write_atomically(path, lambda scratch: frame.to_csv(scratch, index=False, lineterminator="\n"))
+    else:
+        write_atomically(path, lambda scratch: scratch.write_bytes(encode_frame(frame)))
     return path
 
 

@@ -28,11 +28,7 @@ def read_philly_csv(path: str | Path) -> Jobs:
     """Return the jobs of a Philly CSV, sorted by time, the earliest at 0; virtual clusters are users and partitions.
 
     A job is a rigid gang of one worker per GPU, which waits for as few machines as it needs; its steps are its seconds.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column.
+    Raise TraceError with every fault, with line and column.
     """
     table = table_of(Path(path), columns=COLUMNS, names=("timestamp", "cluster"), header=True, expected=EXPECTED)
     submitted_s = table.times_s("timestamp")
@@ -57,15 +53,10 @@ def read_philly_csv(path: str | Path) -> Jobs:
 def read_philly_log(path: str | Path) -> Jobs:
     """Return the jobs of Philly's `cluster_job_log`.
 
-    A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all.
-    An attempt that still ran counts up to the last moment in the log. Virtual clusters are users and partitions; gangs
-    wait for as few machines as they need. What was left out, or is not whole, stands in
-    `Jobs.notes`.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with the place of the job in the list, its id and the key.
+    A job has the gang in which its attempts spent the most GPU-hours, for as long as gives the GPU-hours of all. An
+    attempt that still ran counts up to the last moment in the log. Virtual clusters are users and partitions; gangs
+    wait for as few machines as they need. What was left out, or is not whole, stands in `Jobs.notes`. Raise TraceError
+    with every fault, with the place of the job in the list, its id and the key.
     """
     return philly_log(path).jobs
 

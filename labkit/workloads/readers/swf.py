@@ -32,12 +32,8 @@ PARTIAL: Final = (2, 3, 4)
 def read_swf(path: str | Path) -> Jobs:
     """Return the jobs of a file in the Standard Workload Format, each of its processors as a GPU.
 
-    A job is a rigid gang of one worker per processor; its steps are its seconds.
-
-    Raises
-    ------
-    TraceError
-        Every fault, with line and column.
+    A job is a rigid gang of one worker per processor; its steps are its seconds. Raise TraceError with every fault,
+    with line and column.
     """
     return swf(path).jobs
 
