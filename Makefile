@@ -28,8 +28,8 @@ NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# They run beside the notebooks, which wait for machines now and then. pettingzoo is optional.
-DOCTESTS := $(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions --ignore reproductions/marl/pods_env.py
+# They run beside the notebooks, which wait for machines now and then.
+DOCTESTS := $(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(BIN)/python -m labkit.cli.compile_kernels
 	$(DOCTESTS) & doctests=$$!; $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS),true) && wait $$doctests
