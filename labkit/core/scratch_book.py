@@ -14,7 +14,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.devices import device_room, use_devices, widened
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_rows
+from labkit.kernels.arrays import fill_rows, fill_with
 
 SLACK: Final = 1e-9
 MANY: Final = 1 << 30
@@ -186,7 +186,7 @@ def refill(book: ScratchBook, free: Floats) -> None:
 def clear(book: ScratchBook) -> None:
     """Let everything be free, and every machine up that is open."""
     refill(book, book.capacity)
-    book.up[:] = book.open
+    fill_with(book.up, book.open)
     sum_machines(book)
     begin_gang(book)
 
