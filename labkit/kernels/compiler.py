@@ -53,7 +53,7 @@ class _Library(JITCodeLibrary):
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
-        passes, builder = self._codegen._function_pass_manager()
+        passes, builder = self._codegen._function_pass_manager(opt=1)
         for function in ll_module.functions:
             if not function.is_declaration:
                 passes.run(function, builder)
