@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.clock import jct_s
 from labkit.core.cluster import Cluster
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
@@ -14,7 +15,6 @@ from labkit.core.life import Context, begin
 from labkit.core.protocols import Scheduler, SpeedModel
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.session import Session
-from labkit.results.metrics import jct_s
 from labkit.simulator import Simulator
 
 PATIENCE: Final = 20

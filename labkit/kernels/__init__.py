@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numba
 from numba.core import types
@@ -65,10 +65,15 @@ def _plain(kind: types.Type) -> types.Type:
 
 
 class _Inner(_Kernel):
-    """A kernel without the code through which Python could call it."""
+    """A kernel without the code through which Python could call it; for Python, it is compiled again."""
 
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"{self.__name__} is an inner kernel, which kernels alone can call; mark it @kernel.")
+    _for_python: Any = None
+    _options: Any
+
+    def __call__(self, *args: Any) -> Any:
+        if self._for_python is None:
+            self._for_python = kernel(self.py_func, **self._options)
+        return self._for_python(*args)
 
 
 @overload
@@ -102,11 +107,14 @@ def inner(function: F) -> F: ...
 @overload
 def inner(function: None = None, **options: Any) -> Callable[[F], F]: ...
 def inner(function: F | None = None, **options: Any) -> Any:
-    """Compile a function for other kernels alone, which takes a third of the time; it is kept with its callers only."""
+    """Compile a function for other kernels alone, which takes a third of the time; it is kept with its callers only.
+
+    A test may call it all the same: it is compiled for Python then, as a kernel.
+    """
     if function is None:
         return lambda function: inner(function, **options)
     compiled: Any = numba.njit(
         function, no_cfunc_wrapper=True, no_cpython_wrapper=True, pipeline_class=InnerCompiler, **options
     )
-    compiled.__class__ = _Inner
+    compiled.__class__, compiled._options = _Inner, options
     return compiled

@@ -1,7 +1,8 @@
-"""How kernels are compiled: each to LLVM's code, and optimised and turned into machine code once, where Python calls it.
+"""How kernels are compiled: each to LLVM's code, and to machine code once, within the kernel that Python calls.
 
-numba would optimise a kernel that kernels alone call by itself, turn it into machine code that nobody runs, and optimise
-it again within each of its callers, and of theirs. It would set LLVM's passes up anew for each name in a kernel's code.
+numba would optimise a kernel that kernels alone call by itself, turn it into machine code that nobody runs, and
+optimise it again within each of its callers, and of theirs. It would compile its own functions anew for each kind of
+kernel that uses them.
 """
 
 from __future__ import annotations

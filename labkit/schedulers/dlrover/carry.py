@@ -17,6 +17,7 @@ from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, change,
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.dlrover.plan import Plan
 
 Rows = tuple[Ints, Floats]
@@ -228,7 +229,7 @@ def _carry(
     still, usable = left.copy(), _usable(book, amounts[:, 0].min())
     for backward in (True, False):
         n = n_stay
-        left[:] = still
+        fill_with(left, still)
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
             left[k], n = _spread(book, usable, demand[k], k, left[k], put, before, n)
