@@ -132,12 +132,6 @@ def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
 
 
 @kernel
-def change(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
-    """Take n tasks of a demand out of what is free of a group, or give them back: `allocate`, for Python."""
-    allocate(book, demand, group, n)
-
-
-@kernel
 def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: int, n: int) -> bool:
     """Take n tasks of a demand (R,) out of what is free of a group if they fit; tell whether they did."""
     if not usable(book, runs_on, demand, group) or room(book.free[group], demand, MANY) < n:

@@ -1,4 +1,4 @@
-"""Compiled kernels: `kernel` for those that Python calls, `inner` for those that kernels alone call.
+"""Compiled kernels: `kernel` for those that Python calls, `inner` for those that mostly kernels call.
 
 Each is compiled when it is first called, and kept where other processes and users find it (`labkit.kernels.store`).
 Columns that go from kernel to kernel together are a NamedTuple that is marked `by_reference`: a kernel gets one pointer
@@ -107,9 +107,9 @@ def inner(function: F) -> F: ...
 @overload
 def inner(function: None = None, **options: Any) -> Callable[[F], F]: ...
 def inner(function: F | None = None, **options: Any) -> Any:
-    """Compile a function for other kernels alone, which takes a third of the time; it is kept with its callers only.
+    """Compile a function for other kernels, which takes a third of the time; it is kept with its callers only.
 
-    A test may call it all the same: it is compiled for Python then, as a kernel.
+    Where Python calls it, too, it is compiled once more, as a kernel.
     """
     if function is None:
         return lambda function: inner(function, **options)

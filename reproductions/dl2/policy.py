@@ -21,7 +21,7 @@ from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_rows, fill_with
+from labkit.kernels.arrays import add_to, fill_rows, fill_with
 from reproductions.dl2_simulator import SLOTS_PER_GPU
 
 Numbers = NDArray[np.float32]
@@ -199,7 +199,7 @@ def _put(batch: Batch, b: int, i: int, what: int) -> bool:
     for r in range(len(needed)):
         if needed[r] > 0 and needed[r] > batch.free[b, g, r] + SLACK:
             return False
-    batch.free[b, g] -= needed
+    add_to(batch.free[b, g], needed, -1)
     batch.given[b, j, WORKER, g] += n_workers
     batch.given[b, j, PS, g] += n_ps
     batch.n[b, j, WORKER] += n_workers

@@ -13,7 +13,7 @@ from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.resources import CPUS, MEMORY_GB, Floats, Ints
 from labkit.core.running import Running
-from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, change, restore, room, usable_rooms
+from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, restore, room, usable_rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.kernels import inner, kernel
@@ -68,7 +68,7 @@ class CarriedRoom:
         """Let other jobs, which wait, have the tasks of a placement, as they declare them."""
         demand = self._demand[placement.role, placement.job]
         for group, count, each in zip(placement.group.tolist(), placement.count.tolist(), demand, strict=True):
-            change(self.trial.book, each, group, count)
+            allocate(self.trial.book, each, group, count)
         self._others.append(placement)
 
     def rows(self, job: int) -> Rows:
@@ -143,7 +143,7 @@ class CarriedRoom:
         for group in np.flatnonzero(more).tolist():
             amounts = np.zeros(self.trial.free.shape[1])
             amounts[resource] = more[group]
-            change(self.trial.book, amounts, group, 1)
+            allocate(self.trial.book, amounts, group, 1)
         return True
 
     def placement(self) -> Placement:
