@@ -16,7 +16,7 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.typed_passes import NativeLowering
 
 
-class _Flags(Flags):  # type: ignore[misc]
+class _Flags(Flags):
     """Flags of a kernel: what numba compiles of its own for one kernel serves others with the same flags."""
 
     __slots__ = ()

@@ -171,7 +171,7 @@ def worth_of(batch: Batch, b: int, rules: EpisodeRules) -> float:
     for j in range(episode.n_jobs):
         job = jobs[j]
         if rules.timed:
-            total -= seconds_spent(job.arrival_s, job.done_s, episode.now_s)
+            total -= float(seconds_spent(job.arrival_s, job.done_s, episode.now_s))
         elif job.phase == DONE:
             total += 1.0
         else:
