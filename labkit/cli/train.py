@@ -16,24 +16,14 @@ from labkit.cli.attach import tell_watch
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.elastic.controller.controller_state import RESTARTS, WITHIN_S
-from labkit.elastic.job_logs import NewLines
-from labkit.elastic.own_training import (
-    OF_CATALOGUE,
-    OwnTraining,
-    arguments_of,
-    catalogued,
-    has_loop,
-    is_file,
-    read_training,
-    validation_of,
-)
-from labkit.experiment.auto import AutoFields, auto
+from labkit.elastic.options import RESTARTS, WITHIN_S
 from labkit.system.printing import printable
 from labkit.system.progress import counter
 
 if TYPE_CHECKING:
     from labkit.elastic import Result, TrainingLog
+    from labkit.elastic.own_training import OwnTraining
+    from labkit.experiment.auto import AutoFields
     from labkit.results.record import RunRecord
 
 
@@ -220,6 +210,7 @@ def train(
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     from labkit.elastic.controller.controller_state import checked_strategy
     from labkit.elastic.job import ScaleRequest, follow, most_servers
+    from labkit.elastic.own_training import arguments_of, validation_of
     from labkit.elastic.protocol.sites import ports_of
 
     checked_strategy(strategy)
@@ -269,6 +260,7 @@ def _verify(
 ) -> None:  # fmt: skip
     """Print what a few steps show; exit code 1 if something differs."""
     from labkit.elastic import verification
+    from labkit.elastic.own_training import is_file
 
     left_out = {"workers", "folder", "most_servers", "steps"}
     options = {key: value for key, value in arguments.items() if key not in left_out}
@@ -288,6 +280,7 @@ def _auto(
     workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a model that finds its own resources."""
+    from labkit.elastic.own_training import OF_CATALOGUE, has_loop, is_file
     from labkit.testbed.run.training import TrainingTable
 
     refuse_beside(context)
@@ -318,6 +311,8 @@ def _typed(context: typer.Context) -> set[str]:
 
 def _training(model: str, typed: set[str], *, width: float, samples: int, seed: int) -> tuple[str, OwnTraining]:
     """Return name, model, data and loss of what is to be trained."""
+    from labkit.elastic.own_training import catalogued, is_file, read_training
+
     if not is_file(model):
         from labkit.elastic import models
 
@@ -328,6 +323,8 @@ def _training(model: str, typed: set[str], *, width: float, samples: int, seed: 
 
 
 def _refuse_of_catalogue(model: str, typed: set[str]) -> None:
+    from labkit.elastic.own_training import OF_CATALOGUE
+
     for option in OF_CATALOGUE:
         if option in typed:
             raise InputError(f"--{option} is of models of the catalogue; {model} says what it trains, and on what.")
@@ -366,6 +363,8 @@ class _Bar:
     """A progress bar with the loss and the numbers of servers and workers; above it, what members print."""
 
     def __init__(self, steps: int, *, quiet: bool, log: TrainingLog | None, folder: Path) -> None:
+        from labkit.elastic.job_logs import NewLines
+
         self._quiet, self._log, self._printed = quiet, log, NewLines(folder)
         self._bar = counter(steps, unit="step", shown=not quiet)
         self._here: dict[str, str] = {}
@@ -474,6 +473,7 @@ def refuse_beside(context: typer.Context) -> None:
 def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoFields]) -> None:
     """Train a model that configures itself; exit code 1 if it was given up."""
     from labkit.elastic.process.limits import describe_limits
+    from labkit.experiment.auto import auto
 
     if not as_json:
         print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)

@@ -7,12 +7,35 @@ job is a record with `steps` done at `since_s`, growing by `speed`, or, in a pla
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
 from labkit.kernels import inner
+
+T = TypeVar("T", float, Floats)
+
+
+# --- the time that jobs take
+
+
+def jct_s(*, arrival_s: T, completion_s: T) -> T:
+    """Return job completion times (JCT): seconds from arrival to completion; NaN for a job that is not done."""
+    return completion_s - arrival_s
+
+
+def spent_s(arrival_s: Floats, completion_s: Floats, now_s: float) -> Floats:
+    """Return the seconds that jobs have spent in the system by now, which is their JCT once they are complete.
+
+    `completion_s` is inf for jobs that are not complete.
+    """
+    return np.maximum(np.minimum(completion_s, now_s) - arrival_s, 0.0)
+
+
+seconds_spent = inner(_nrt=False)(spent_s)
+"""The same for kernels, of one job."""
+
 
 # --- one job
 

@@ -15,7 +15,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.resources import GPUS, Floats
-from labkit.kernels import inner, kernel
+from labkit.kernels import inner
 
 if TYPE_CHECKING:
     from labkit.core.jobs import Jobs
@@ -149,12 +149,6 @@ def use_devices(free: Floats, first: int, gpus: float, n: int) -> bool:
             return False
         charge_device(free, d, min(gpus, 1.0))
     return True
-
-
-@kernel
-def take_devices(free: Floats, first: int, gpus: float, n: int) -> bool:
-    """Take the GPUs of n tasks out of a row by best fit: `use_devices`, for Python."""
-    return use_devices(free, first, gpus, n)
 
 
 @inner

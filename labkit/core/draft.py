@@ -327,7 +327,7 @@ def _room(batch: Batch, b: int, group: int, kind: int, at_most: int, other: int,
     return max(n, 0)
 
 
-@kernel
+@inner
 def give(batch: Batch, b: int, i: int, what: int) -> None:
     """Give tasks, for which there is room, to the job that is seen in row i."""
     if put(batch, b, i, what):

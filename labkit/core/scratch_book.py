@@ -14,7 +14,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.devices import device_room, use_devices, widened
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_rows
+from labkit.kernels.arrays import fill_rows, fill_with
 
 SLACK: Final = 1e-9
 MANY: Final = 1 << 30
@@ -132,12 +132,6 @@ def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
 
 
 @kernel
-def change(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
-    """Take n tasks of a demand out of what is free of a group, or give them back: `allocate`, for Python."""
-    allocate(book, demand, group, n)
-
-
-@kernel
 def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: int, n: int) -> bool:
     """Take n tasks of a demand (R,) out of what is free of a group if they fit; tell whether they did."""
     if not usable(book, runs_on, demand, group) or room(book.free[group], demand, MANY) < n:
@@ -186,7 +180,7 @@ def refill(book: ScratchBook, free: Floats) -> None:
 def clear(book: ScratchBook) -> None:
     """Let everything be free, and every machine up that is open."""
     refill(book, book.capacity)
-    book.up[:] = book.open
+    fill_with(book.up, book.open)
     sum_machines(book)
     begin_gang(book)
 

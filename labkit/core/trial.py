@@ -15,7 +15,7 @@ from labkit.core.events import Role
 from labkit.core.placement import Placement, Reason, Repair, repairs_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.core.running import Running
-from labkit.core.scratch_book import SLACK, allocate_if_room, change, scratch_book, usable_rooms
+from labkit.core.scratch_book import SLACK, allocate, allocate_if_room, scratch_book, usable_rooms
 from labkit.core.snapshot import Snapshot
 
 
@@ -172,7 +172,7 @@ class Trial:
             if ((self.free[at] - more < -SLACK) & (more > 0)).any():
                 raise self._too_large(job, role, at, cores, gb)
         for at, more in moved.items():
-            change(self.book, more, at, 1)
+            allocate(self.book, more, at, 1)
         for key, _ in chosen:
             del tasks[key]
         for (_, at, given), n in chosen:
@@ -188,7 +188,7 @@ class Trial:
             gives = n * self._demand_given(job, role, given)
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
-            change(self.book, gives, group, -1)
+            allocate(self.book, gives, group, -1)
             if self._devices.size:
                 self._give_back(job, role, group, n, to=partner if role == Role.WORKER else -1)
         tasks.clear()
@@ -391,7 +391,7 @@ class Trial:
             if k:
                 freed = k * self._demand_given(job, role, given)
                 freed[GPUS] *= gpus
-                change(self.book, freed, group, -1)
+                allocate(self.book, freed, group, -1)
                 if self._devices.size and gpus:
                     self._give_back(job, role, group, k)
                 self._note(job, role, group, -k, given)

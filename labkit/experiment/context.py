@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.core.answers import speeds_of
+from labkit.core.clock import jct_s
 from labkit.core.cluster import Cluster
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
@@ -22,7 +23,6 @@ from labkit.core.running import Running
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.profile import measure_profile
 from labkit.experiment.session import Session
-from labkit.results.metrics import jct_s
 from labkit.simulator import Simulator
 from labkit.speed.interference.levels import Level
 from labkit.speed.isolated import compact

@@ -1,4 +1,4 @@
-"""Compiled kernels: `kernel` for those that Python calls, `inner` for those that kernels alone call.
+"""Compiled kernels: `kernel` for those that Python calls, `inner` for those that mostly kernels call.
 
 Each is compiled when it is first called, and kept where other processes and users find it (`labkit.kernels.store`).
 Columns that go from kernel to kernel together are a NamedTuple that is marked `by_reference`: a kernel gets one pointer
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numba
 from numba.core import types
 from numba.core.registry import CPUDispatcher
+from numba.core.target_extension import cpu_target, jit_registry
 
 from labkit.kernels.columns import by_reference
-from labkit.kernels.compiler import InnerCompiler
+from labkit.kernels.compiler import InnerCompiler, KernelCompiler
 from labkit.kernels.store import Cache
 
 __all__ = ["by_reference", "inner", "kernel"]
@@ -41,14 +42,20 @@ class _Kernel(CPUDispatcher):
         return super().get_call_template(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
 
     def compile(self, sig: Any) -> Any:
-        """Compile it with garbage left to lie, whose collection is a tenth of the time."""
+        """Compile it, and what it uses of numba's own functions as inner kernels; garbage is left to lie meanwhile."""
         if not gc.isenabled():
             return super().compile(sig)
         gc.disable()
+        dict.__setitem__(jit_registry, cpu_target, _numbas_inner)
         try:
             return super().compile(sig)
         finally:
+            dict.__setitem__(jit_registry, cpu_target, numba.jit)
             gc.enable()
+
+
+def _numbas_inner(**options: Any) -> Any:
+    return numba.jit(pipeline_class=InnerCompiler, **options)
 
 
 def _plain(kind: types.Type) -> types.Type:
@@ -58,10 +65,15 @@ def _plain(kind: types.Type) -> types.Type:
 
 
 class _Inner(_Kernel):
-    """A kernel without the code through which Python could call it."""
+    """A kernel without the code through which Python could call it; for Python, it is compiled again."""
 
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(f"{self.__name__} is an inner kernel, which kernels alone can call; mark it @kernel.")
+    _for_python: Any = None
+    _options: Any
+
+    def __call__(self, *args: Any) -> Any:
+        if self._for_python is None:
+            self._for_python = kernel(self.py_func, **self._options)
+        return self._for_python(*args)
 
 
 @overload
@@ -81,7 +93,7 @@ def kernel(function: F | None = None, **options: Any) -> Any:
     if function is None:
         return lambda function: kernel(function, **options)
     signature = options.pop("signature", None)
-    compiled = numba.njit(function, no_cfunc_wrapper=True, **options)
+    compiled = numba.njit(function, no_cfunc_wrapper=True, pipeline_class=KernelCompiler, **options)
     compiled.__class__ = _Kernel
     compiled._cache = Cache(compiled)
     if signature is not None:
@@ -95,11 +107,14 @@ def inner(function: F) -> F: ...
 @overload
 def inner(function: None = None, **options: Any) -> Callable[[F], F]: ...
 def inner(function: F | None = None, **options: Any) -> Any:
-    """Compile a function for other kernels alone, which takes a third of the time; it is kept with its callers only."""
+    """Compile a function for other kernels, which takes a third of the time; it is kept with its callers only.
+
+    Where Python calls it, too, it is compiled once more, as a kernel.
+    """
     if function is None:
         return lambda function: inner(function, **options)
     compiled: Any = numba.njit(
         function, no_cfunc_wrapper=True, no_cpython_wrapper=True, pipeline_class=InnerCompiler, **options
     )
-    compiled.__class__ = _Inner
+    compiled.__class__, compiled._options = _Inner, options
     return compiled

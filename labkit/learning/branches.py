@@ -10,25 +10,51 @@ References
 
 from __future__ import annotations
 
+from typing import Any, Final, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core.draft import Batch, begin_slot
-from labkit.kernels import inner, kernel
+from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
 from labkit.schedulers.dl2.network import Net
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide
 
 
+@by_reference
+class Branching(NamedTuple):
+    """Branches of a slot, slots for which each goes on, and the share of slots that branch."""
+
+    n_branches: int
+    n_slots: int
+    share: float
+
+
+NO_BRANCHES: Final = Branching(0, 0, 0.0)
+
+
+@inner
+def _take_over(rows: NDArray[Any], source: int, target: int) -> None:
+    """Make a row of an array a copy of another one."""
+    fill_with(rows[target].reshape(-1), rows[source].reshape(-1))
+
+
 @inner
 def _copy(batch: Batch, source: int, target: int) -> None:
     """Make an episode a copy of another one."""
-    batch.speed[target], batch.demand[target] = batch.speed[source], batch.demand[source]
-    batch.usable[target], batch.pair[target] = batch.usable[source], batch.pair[source]
-    batch.capacity[target], batch.there[target] = batch.capacity[source], batch.there[source]
-    batch.malleable[target], batch.pair_of[target] = batch.malleable[source], batch.pair_of[source]
-    batch.kind[target], batch.asked[target], batch.most[target] = (
-        batch.kind[source], batch.asked[source], batch.most[source],
-    )  # fmt: skip
+    _take_over(batch.speed, source, target)
+    _take_over(batch.demand, source, target)
+    _take_over(batch.usable, source, target)
+    _take_over(batch.pair, source, target)
+    _take_over(batch.capacity, source, target)
+    _take_over(batch.there, source, target)
+    _take_over(batch.malleable, source, target)
+    _take_over(batch.pair_of, source, target)
+    _take_over(batch.kind, source, target)
+    _take_over(batch.asked, source, target)
+    _take_over(batch.most, source, target)
     _go_back(batch, source, target)
 
 
@@ -38,11 +64,16 @@ def _go_back(batch: Batch, source: int, target: int) -> None:
     batch.episode[target] = batch.episode[source]
     for j in range(batch.episode[source].n_jobs):
         batch.job[target, j] = batch.job[source, j]
-    batch.n[target], batch.n_held[target] = batch.n[source], batch.n_held[source]
-    batch.given[target], batch.held[target] = batch.given[source], batch.held[source]
-    batch.free[target], batch.first[target] = batch.free[source], batch.first[source]
-    batch.active[target], batch.finds[target] = batch.active[source], batch.finds[source]
-    batch.seen[target], batch.mask[target] = batch.seen[source], batch.mask[source]
+    _take_over(batch.n, source, target)
+    _take_over(batch.n_held, source, target)
+    _take_over(batch.given, source, target)
+    _take_over(batch.held, source, target)
+    _take_over(batch.free, source, target)
+    _take_over(batch.first, source, target)
+    _take_over(batch.active, source, target)
+    _take_over(batch.finds, source, target)
+    _take_over(batch.seen, source, target)
+    _take_over(batch.mask, source, target)
 
 
 @inner
@@ -61,54 +92,50 @@ def _is_over(batch: Batch, b: int) -> bool:
     return bool(batch.episode[b].n_done == batch.episode[b].n_jobs or batch.episode[b].stalled)
 
 
-@kernel
-def play(batch: Batch, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator) -> None:
-    """Play all episodes of a batch to their ends."""
-    for b in range(len(batch.episode)):
-        while not _is_over(batch, b):
-            slot(batch, b, rules, net, how, rec, rng)
+@inner
+def _branch(
+    batch: Batch, b: int, rules: EpisodeRules, net: Net, rec: DecisionRecord, rng: np.random.Generator,
+    branching: Branching,
+) -> None:  # fmt: skip
+    """Record what else might be decided in a slot, and what it is worth; go on as the first branch decided."""
+    keeps, best, worth = How(True, True, 0, False), How(False, False, 0, False), np.zeros(branching.n_branches)
+    trial, kept, first = len(batch.episode) - 2, len(batch.episode) - 1, rec.n[3]
+    for k in range(len(worth)):
+        _go_back(batch, b, trial)
+        slot(batch, trial, rules, net, keeps, rec, rng)
+        if k == 0:
+            _go_back(batch, trial, kept)
+        for _ in range(branching.n_slots):
+            if not _is_over(batch, trial):
+                slot(batch, trial, rules, net, best, rec, rng)
+        worth[k] = batch.episode[trial].worth
+    mean = worth.mean()
+    for k in range(len(worth)):
+        rec.reward[first + k] = (worth[k] - mean) * batch.episode[b].n_jobs
+    _go_back(batch, kept, b)
 
 
 @kernel
-def explore(
-    batch: Batch,
-    rules: EpisodeRules,
-    net: Net,
-    rec: DecisionRecord,
-    rng: np.random.Generator,
-    n_branches: int,
-    n_slots: int,
-    share: float,
-) -> None:
-    """Play all episodes but the last two, which are room for copies, and branch in some slots.
+def play(
+    batch: Batch, rules: EpisodeRules, net: Net, how: How, rec: DecisionRecord, rng: np.random.Generator,
+    branching: Branching,
+) -> None:  # fmt: skip
+    """Play all episodes of a batch to their ends; with branches, all but the last two, which are room for copies.
 
     Parameters
     ----------
     rec : DecisionRecord
-        Gets the decisions of each branch, with what it was worth beyond the mean of the branches of its slot.
-    n_branches, n_slots : int
-        Decisions drawn in a slot that branches, and for how many slots each goes on, by the most probable actions.
-    share : float
-        Of slots that branch.
+        Gets the decisions; of branches, with what each was worth beyond the mean of the branches of its slot.
+    branching : Branching
+        What is tried in some slots. A branch draws its first decisions, and goes on by the most probable actions.
     """
-    draws, keeps = How(True, False, 0, False), How(True, True, 0, False)
-    best, worth = How(False, False, 0, False), np.zeros(n_branches)
-    trial, kept = len(batch.episode) - 2, len(batch.episode) - 1
-    for b in range(trial):
-        _copy(batch, b, trial)  # what is kept is only gone back to, so it needs no more than a state
+    branches = branching.n_branches > 0
+    n_played = len(batch.episode) - (2 if branches else 0)
+    for b in range(n_played):
+        if branches:
+            _copy(batch, b, n_played)  # what is kept is only gone back to, so it needs no more than a state
         while not _is_over(batch, b):
-            if rng.random() >= share:
-                slot(batch, b, rules, net, draws, rec, rng)
-                continue
-            first = rec.n[3]
-            for k in range(n_branches):
-                _go_back(batch, b, trial)
-                slot(batch, trial, rules, net, keeps, rec, rng)
-                if k == 0:
-                    _go_back(batch, trial, kept)
-                for _ in range(n_slots):
-                    if not _is_over(batch, trial):
-                        slot(batch, trial, rules, net, best, rec, rng)
-                worth[k] = batch.episode[trial].worth
-            rec.reward[first : first + n_branches] = (worth - worth.mean()) * batch.episode[b].n_jobs
-            _go_back(batch, kept, b)
+            if branches and rng.random() < branching.share:
+                _branch(batch, b, rules, net, rec, rng, branching)
+            else:
+                slot(batch, b, rules, net, how, rec, rng)

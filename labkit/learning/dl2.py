@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labkit.core.resources import Floats, Ints
-from labkit.learning.branches import play
+from labkit.learning.branches import NO_BRANCHES, Branching, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
-from labkit.learning.rollouts import N_SPARE, PATIENCE, Branching, episodes_of
+from labkit.learning.rollouts import N_SPARE, PATIENCE, episodes_of
 from labkit.learning.training import NetworkTraining
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
@@ -50,7 +50,7 @@ class Recipe:
     n_envs : int
         Episodes of an update, each with a trace of its own.
     n_branches, n_slots, share : int, int, float
-        As `labkit.learning.branches.explore` takes them.
+        As `labkit.learning.branches.Branching` has them.
     n_jobs : int
         Most jobs that are seen at once.
     n_units : int
@@ -142,7 +142,7 @@ class Trainer(NetworkTraining):
         self._episodes = episodes_of(
             self.experiments, n_envs=recipe.n_envs, n_jobs=recipe.n_jobs, slot_s=self.slot_s, models=self.models
         )
-        self._branching = Branching(n_branches=recipe.n_branches, n_slots=recipe.n_slots, share=recipe.share)
+        self._branching = Branching(recipe.n_branches, recipe.n_slots, float(recipe.share))
         self._record = self._room(1)
 
     def _room(self, n_slots: int) -> DecisionRecord:
@@ -343,5 +343,5 @@ def mean_jct(
         models=weights.models, reward="time", patience=PATIENCE,
     )  # fmt: skip
     envs.reset(seed=0)
-    play(envs.batch, envs.rules, weights.net, BEST, NOTHING, np.random.default_rng(0))
+    play(envs.batch, envs.rules, weights.net, BEST, NOTHING, np.random.default_rng(0), NO_BRANCHES)
     return -envs.batch.episode["worth"].copy()

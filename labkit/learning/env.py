@@ -9,11 +9,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.core.clock import spent_s
 from labkit.core.draft import BOTH, FEATURES, MOST, PS, WORKER
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
-from labkit.core.resources import Bools, Floats
+from labkit.core.resources import Bools
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.experiment.cadence import every_slot
@@ -208,7 +209,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         """Return the sum of all rewards so far."""
         jobs, now_s, n = self.session.backend.jobs, self.session.now_s, len(self._done_s)
         if self.reward == "time":
-            return -float(spent_s(jobs, self._done_s, now_s).sum()) / self.slot_s / n
+            return -float(spent_s(jobs.arrival_s, self._done_s, now_s).sum()) / self.slot_s / n
         steps = self.session.ledger.steps_done(np.arange(n, dtype=np.int32), now_s)
         done = np.where(np.isfinite(self._done_s), 1.0, np.minimum(steps / jobs.total_steps, 1.0))
         return float(done.sum())
@@ -223,9 +224,3 @@ def _kinds_of(table: Jobs, runs_on: Bools) -> list[int]:
 
 def _no_episode(_: np.random.Generator) -> Experiment:
     raise InputError("this environment shows one slot of a run; make one of an experiment to play episodes.")
-
-
-def spent_s(jobs: Jobs, done_s: Floats, now_s: float) -> Floats:
-    """Return the seconds that each job has spent in the system so far, (N,); `done_s` is inf for those not done."""
-    spent: Floats = np.maximum(np.minimum(done_s, now_s) - jobs.arrival_s, 0.0)
-    return spent

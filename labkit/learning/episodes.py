@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.clock import arrived_by, reaches_s, slot_after, slot_from, steps_at
+from labkit.core.clock import arrived_by, reaches_s, seconds_spent, slot_after, slot_from, steps_at
 from labkit.core.draft import PS, WORKER, Batch, begin_slot, give, sort_pairs, sort_tasks
 from labkit.core.ledger import DONE, HOLDING, UNSEEN, WAITING
 from labkit.core.resources import Bools, Floats, Ints
@@ -171,7 +171,7 @@ def worth_of(batch: Batch, b: int, rules: EpisodeRules) -> float:
     for j in range(episode.n_jobs):
         job = jobs[j]
         if rules.timed:
-            total -= max(min(job.done_s, episode.now_s) - job.arrival_s, 0.0)
+            total -= float(seconds_spent(job.arrival_s, job.done_s, episode.now_s))
         elif job.phase == DONE:
             total += 1.0
         else:

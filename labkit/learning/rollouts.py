@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
+from labkit.core.clock import spent_s
 from labkit.core.events import Kind
 from labkit.core.life import Context
 from labkit.core.placement import Placement
@@ -20,8 +21,8 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.session import Session
-from labkit.learning.branches import explore, play
-from labkit.learning.env import ExperimentOf, spent_s
+from labkit.learning.branches import NO_BRANCHES, Branching, play
+from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs, hindrance
 from labkit.schedulers.dl2.drafts import draft_of
 from labkit.schedulers.dl2.keeping import keep
@@ -35,15 +36,6 @@ N_SPARE: Final = 2
 """Episodes beyond those that are played, as room for compiled branches; their seeds are drawn all the same."""
 DRAWS: Final = How(draws=True, keeps=False, lookahead=0, obeys=False)
 KEEPS: Final = How(draws=True, keeps=True, lookahead=0, obeys=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branching:
-    """How branches are played, as `labkit.learning.branches.explore` takes it."""
-
-    n_branches: int
-    n_slots: int
-    share: float
 
 
 class Episodes(Protocol):
@@ -86,7 +78,7 @@ class CompiledEpisodes:
     def play(self, seeds: Sequence[int], net: Net, how: How, record: DecisionRecord, rng: np.random.Generator) -> float:
         """Play the episode of each seed to its end; return the mean JCT in slots."""
         self.envs.reset(seed=seeds)
-        play(self.envs.batch, self.envs.rules, net, how, record, rng)
+        play(self.envs.batch, self.envs.rules, net, how, record, rng, NO_BRANCHES)
         return -float(self.envs.batch.episode["worth"].mean())
 
     def explore(
@@ -95,7 +87,7 @@ class CompiledEpisodes:
         """Play all but the last `N_SPARE`, and record what branches of some slots were worth; the rest as in `play`."""
         envs = self.branches
         envs.reset(seed=seeds)
-        explore(envs.batch, envs.rules, net, record, rng, branching.n_branches, branching.n_slots, branching.share)
+        play(envs.batch, envs.rules, net, DRAWS, record, rng, branching)
         return -float(envs.batch.episode["worth"][:-N_SPARE].mean())
 
 
@@ -190,7 +182,7 @@ class SessionEpisodes:
     def _branch(self, session: Session, policy: Recorder, branching: Branching) -> Session:
         """Record what else might be decided now, and what it is worth; return the first branch after its decision."""
         now_s, record, kept = session.now_s, policy.record, session
-        edges, spent_s = [int(record.n[3])], []
+        edges, spent = [int(record.n[3])], []
         for k in range(branching.n_branches):
             branch = session.fork()
             policy.how = KEEPS
@@ -199,8 +191,8 @@ class SessionEpisodes:
             edges.append(int(record.n[3]))
             policy.how = BEST
             branch.run(policy, until_s=now_s + (branching.n_slots + 0.5) * self.slot_s)
-            spent_s.append(mean_spent_s(branch))
-        better = (np.mean(spent_s) - np.array(spent_s)) / self.slot_s * len(session.backend.jobs)
+            spent.append(mean_spent_s(branch))
+        better = (np.mean(spent) - np.array(spent)) / self.slot_s * len(session.backend.jobs)
         record.reward[edges[0] : edges[-1]] = np.repeat(better, np.diff(edges))
         return kept
 
@@ -216,4 +208,4 @@ def mean_spent_s(session: Session) -> float:
     done = rows[rows["kind"] == Kind.COMPLETED]
     done_s = np.full(len(jobs), np.inf)
     done_s[done["job"]] = done["time_s"]
-    return float(spent_s(jobs, done_s, session.now_s).mean())
+    return float(spent_s(jobs.arrival_s, done_s, session.now_s).mean())

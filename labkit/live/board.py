@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.clock import jct_s
 from labkit.core.cluster import Cluster
 from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS
-from labkit.results.metrics import jct_s
 
 _SEEN: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,

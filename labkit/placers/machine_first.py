@@ -65,7 +65,7 @@ def _placed(snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[Bools, list
             break
     rows, count = np.unique(np.concatenate(found), axis=0, return_counts=True)
     rows = rows.astype(np.int32).reshape(-1, 3)
-    return placed, [jobs[rows[:, 0]], rows[:, 1].astype(np.int8), rows[:, 2], count.astype(np.int32)]
+    return placed, [jobs[rows[:, 0]], rows[:, 1].astype(np.int8), rows[:, 2].copy(), count.astype(np.int32)]
 
 
 def shortness(snapshot: Snapshot, jobs: Ints) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import MANY, ScratchBook, allocate, restore, room, share_out
-from labkit.kernels import inner, kernel
+from labkit.kernels import inner
 
 FIRST, SPREAD, PACK, EVEN, WHOLE, LEAST_ALLOCATED = range(6)
 
@@ -276,12 +276,6 @@ def shares_of(capacity: Floats, usable: Bools, group_machine: Ints, n_machines: 
                 left -= shares[k]
                 k += 1
     return shares[: k if left == 0 else 0]
-
-
-@kernel
-def whole_shares(capacity: Floats, usable: Bools, group_machine: Ints, n_machines: int, worker: Floats, n: int) -> Ints:
-    """Return `shares_of`, for Python."""
-    return shares_of(capacity, usable, group_machine, n_machines, worker, n)
 
 
 @inner

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from labkit.core.clock import jct_s
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
@@ -175,11 +176,11 @@ def _without_drift(real: RunRecord, predicted: RunRecord, table: pd.DataFrame) -
     if drift is None or not len(table):
         return {"drift_percent": np.nan, "gap_without_drift_percent": np.nan}
     lives = real.table.set_index("job").loc[table["job"]]
-    arrival_s, end_s = lives["arrival_s"].to_numpy(), lives["completion_s"].to_numpy()
-    jct_s = float((drift.machine_s(end_s) - drift.machine_s(arrival_s)).mean())
+    arrival_s, end_s = (drift.machine_s(lives[name].to_numpy()) for name in ("arrival_s", "completion_s"))
+    mean_s = float(jct_s(arrival_s=arrival_s, completion_s=end_s).mean())
     return {
-        "drift_percent": 100 * (float((end_s - arrival_s).mean()) / jct_s - 1),
-        "gap_without_drift_percent": _percent(jct_s, float(table["simulated_jct_s"].mean())),
+        "drift_percent": 100 * (float(lives["jct_s"].to_numpy().mean()) / mean_s - 1),
+        "gap_without_drift_percent": _percent(mean_s, float(table["simulated_jct_s"].mean())),
     }
 
 

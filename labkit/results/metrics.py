@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from labkit.core.clock import jct_s
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
@@ -16,14 +17,6 @@ from labkit.results.intervals import end_s, holdings, is_kind, time_split
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-T = TypeVar("T", float, Floats)
-
-
-def jct_s(*, arrival_s: T, completion_s: T) -> T:
-    """Return job completion times (JCT): seconds from arrival to completion; NaN for a job that is not done."""
-    return completion_s - arrival_s
 
 
 def job_table(rows: Events, jobs: Jobs) -> pd.DataFrame:
@@ -216,7 +209,7 @@ def fair_share_s(table: pd.DataFrame, *, n_gpus: int, until_s: float) -> Floats:
     moments = np.unique(np.concatenate([arrival, over]))
     active = np.searchsorted(np.sort(arrival), moments, "right") - np.searchsorted(np.sort(over), moments, "right")
     area = np.concatenate([[0.0], np.cumsum(active[:-1] * np.diff(moments))])  # job-seconds up to each moment
-    lived = over - arrival
+    lived = jct_s(arrival_s=arrival, completion_s=over)
     shared = np.interp(over, moments, area) - np.interp(arrival, moments, area) if len(moments) else lived
     n_active = np.divide(shared, lived, out=np.ones_like(lived), where=lived > 0)
     crowding = np.maximum(1.0, table["asked_gpus"].to_numpy(np.float64) * n_active / max(n_gpus, 1))

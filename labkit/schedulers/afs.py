@@ -94,7 +94,7 @@ def _at(speed: Floats, alone: Floats, malleable: Bools, j: int, n: int) -> float
     return float(speed[j, min(n, speed.shape[1] - 1)])
 
 
-@kernel
+@inner
 def takes_over(p_a: float, p_a_more: float, p_b: float, p_b_more: float) -> bool:
     """Return whether b gets the next worker, where a is the one of the two that ends sooner."""
     if p_b_more <= p_b:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from labkit.core.devices import take_devices
+from labkit.core.devices import use_devices
 from labkit.core.errors import InputError
 from labkit.core.later_snapshot import LaterSnapshot
 from labkit.core.placement import Placement
@@ -144,7 +144,7 @@ def less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) ->
     after[:, :n] -= taken
     if left.shape[1] > n:
         for group, count, each in zip(placement.group[rows], placement.count[rows], demand, strict=True):
-            if each[GPUS] > 0 and not take_devices(after[group], n, each[GPUS], int(count)):
+            if each[GPUS] > 0 and not use_devices(after[group], n, each[GPUS], int(count)):
                 after[group, GPUS] = -np.inf
     return after
 

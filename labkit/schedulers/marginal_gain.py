@@ -97,7 +97,7 @@ def fits(w: int, p: int, worker: Floats, ps: Floats, left: Floats) -> bool:
     return fit
 
 
-@kernel
+@inner
 def best_move(
     penalty: Floats, w: int, p: int, max_w: int, max_p: int, look_ahead: int, worker: Floats, ps: Floats,
     worker_cost: float, ps_cost: float, left: Floats,

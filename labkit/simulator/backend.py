@@ -83,7 +83,7 @@ class Simulator:
         if not self._lease_s > 0:
             raise InputError(f"lease_s is {lease_s}; expected seconds > 0, e.g. 360, or None for no leases.")
         costs = overheads or Overheads()
-        self._overhead_s = np.array([[costs.start_s, costs.restart_s, costs.rescale_s]])
+        self._overhead_s = np.array([[costs.start_s, costs.restart_s, costs.rescale_s]], np.float64)
         self._truth = SimulatedTruth(jobs, cluster, speed=speed)
         if overheads is None and not speed.local and isinstance(speed, ChangeModel):
             self._truth.changes = Changes(speed, self._truth.book, self._truth.records, jobs=jobs, cluster=cluster)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from labkit.core.resources import Floats, Ints
-from labkit.kernels import inner, kernel
+from labkit.kernels import inner
 
 REFRESH = 20
 """Pivots between two inversions."""
@@ -14,7 +14,7 @@ SMALL_GAIN, SMALL_PIVOT = 1e-9, 1e-6
 """What gains less is not worth a pivot that is smaller, which would leave the basis all but singular."""
 
 
-@kernel
+@inner
 def balance(over: Floats, ease: Floats, price: Floats, mixture: Floats) -> float:
     """Mix K responses so that the worst excess over capacity is least: a matrix game, by the simplex method.
 

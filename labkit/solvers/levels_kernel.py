@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.solvers.levels_game import balance
 
 FILLED, UNMET, STUCK = range(3)
@@ -298,7 +299,7 @@ def need(job: Floats, t: float, clock: float, pace: float) -> Any:
     return min(job[BASE] + job[RATE] * u / left, job[BEST]), job[RATE] * pace / (left * left)
 
 
-@kernel
+@inner
 def mix(value: Floats, cost: Floats, need: float) -> Any:
     """Return the cheapest two columns to reach a need (-1: idle), the second one's share, and its marginal cost.
 
@@ -442,7 +443,8 @@ def search(
         answer = _ask(t, price, table, timing, found, n)
         n += 1
         if answer[0] > NO_GAIN * price.sum():
-            proof[:], proved = price, True
+            fill_with(proof, price)
+            proved = True
             t, n = _lower(t, floor, answer, price, table, timing, found, n)
         overuse(t, found, n, over)
         y = balance(over, ease, price, mixture[:n])

@@ -296,7 +296,7 @@ def _exchange_s(facts: RunFacts, tasks: TaskTable, job: int, w: int) -> float:
     return 0.0
 
 
-@kernel(error_model="numpy")
+@inner(error_model="numpy")
 def speed_of(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int) -> float:
     """Return steps per second of a job as the tasks are now."""
     n_workers, n_ps = tasks.n[job, WORKER], tasks.n[job, PS]
@@ -333,7 +333,7 @@ def _count_flows(facts: RunFacts, tasks: TaskTable, job: int, sign: int) -> None
                 tasks.down[o] += sign
 
 
-@kernel
+@inner
 def put(facts: RunFacts, tasks: TaskTable, job: int, groups: Ints, n_workers: int) -> None:
     """Put a gang that holds nothing into device groups, its workers first."""
     n, width = len(groups), tasks.group.shape[1]
@@ -351,7 +351,7 @@ def put(facts: RunFacts, tasks: TaskTable, job: int, groups: Ints, n_workers: in
     _count_flows(facts, tasks, job, 1)
 
 
-@kernel
+@inner
 def take(facts: RunFacts, tasks: TaskTable, job: int) -> None:
     """Take a gang away."""
     n_workers, width = tasks.n[job, WORKER], tasks.group.shape[1]
@@ -391,7 +391,7 @@ def touched(facts: RunFacts, tasks: TaskTable, job: int, others: Ints) -> int:
     return n
 
 
-@kernel(error_model="numpy")
+@inner(error_model="numpy")
 def seconds_more(
     facts: RunFacts, slow: Slow, tasks: TaskTable, left: Floats, job: int, groups: Ints, n_workers: int, others: Ints
 ) -> tuple[float, float]:  # fmt: skip
@@ -415,7 +415,7 @@ def seconds_more(
     return own, more
 
 
-@kernel
+@inner
 def renew(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int, others: Ints) -> int:
     """Note the speed of a job that was put and of those beside it; return how many of `others` those are."""
     tasks.speed[job] = speed_of(facts, slow, tasks, job)

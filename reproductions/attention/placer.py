@@ -148,7 +148,7 @@ def about_of(jobs: Jobs) -> Floats:
     return about
 
 
-@kernel
+@inner
 def scores(net: Net, seen: Floats, task: Floats) -> Floats:
     """Return the score of each machine, (M,), from (M, F) and (Q,) [1]_.
 
@@ -169,7 +169,7 @@ def scores(net: Net, seen: Floats, task: Floats) -> Floats:
     return score
 
 
-@kernel
+@inner
 def see_machines(stand: Stand, gang: GangView, machines: Ints, left: Ints, own: Floats, seen: Floats) -> None:
     """Write what is seen of some machines, (M, F); `left`: workers and PSs to place, `own` (2, M): those placed."""
     for i in range(len(machines)):

@@ -21,7 +21,7 @@ from labkit.core.draft import BOTH, FEATURES, PS, WORKER, Batch, give
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_with
+from labkit.kernels.arrays import add_to, fill_rows, fill_with
 from reproductions.dl2_simulator import SLOTS_PER_GPU
 
 Numbers = NDArray[np.float32]
@@ -73,7 +73,7 @@ def open_slot(batch: Batch, b: int, form: Form) -> None:
             give(batch, b, i, WORKER)
 
 
-@kernel
+@inner
 def look(batch: Batch, b: int, form: Form, start: int, window: Ints) -> int:
     """Write which rows of the draft are seen, (J,), -1: none; return how many. `start`: rows before the batch of J."""
     window[:] = -1
@@ -97,7 +97,7 @@ def _is_full(batch: Batch, b: int, form: Form, i: int) -> bool:
     return bool(form.all_reduce or batch.n[b, j, PS] >= batch.most[b, j, PS])
 
 
-@kernel
+@inner
 def observe(batch: Batch, b: int, form: Form, slot_s: float, window: Ints, state: Numbers) -> None:
     """Write the state, (J, F), of the jobs in a window; rows without a job are 0."""
     state[:] = 0.0
@@ -115,7 +115,8 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
         if form.scaled:
             row[form.n_models] = math.log1p(shown[form.n_models]) / 3
             row[form.n_models + 1] = math.log1p(shown[form.n_models + 1]) / 8
-            row[form.n_models + 3 :] = shown[form.n_models + 3 : n] / 16
+            for k in range(form.n_models + 3, n):
+                row[k] = shown[k] / 16
         return
     job, now_s = batch.job[b, batch.active[b, i]], batch.episode[b].now_s
     row[0] = job.model + 1
@@ -124,10 +125,11 @@ def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -
     fill_with(row[3:], shown[form.n_models + 2 : form.n_models + 2 + n - 3])
     if form.scaled:
         row[0], row[1] = row[0] / 8, row[1] / 100
-        row[4:] /= 16
+        for k in range(4, n):
+            row[k] /= 16
 
 
-@kernel
+@inner
 def allow(batch: Batch, b: int, form: Form, window: Ints, allowed: Bools) -> bool:
     """Write which actions may be taken, (A - 1,) without void; return whether there is one.
 
@@ -153,7 +155,7 @@ def allow(batch: Batch, b: int, form: Form, window: Ints, allowed: Bools) -> boo
     return bool(allowed.any())
 
 
-@kernel
+@inner
 def take(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     """Give tasks to the job in a row of the draft; return whether they found room."""
     if form.released:
@@ -188,7 +190,7 @@ def _put(batch: Batch, b: int, i: int, what: int) -> bool:
     for r in range(len(needed)):
         if needed[r] > 0 and needed[r] > batch.free[b, g, r] + SLACK:
             return False
-    batch.free[b, g] -= needed
+    add_to(batch.free[b, g], needed, -1)
     batch.given[b, j, WORKER, g] += n_workers
     batch.given[b, j, PS, g] += n_ps
     batch.n[b, j, WORKER] += n_workers
@@ -227,7 +229,7 @@ class FlatNet(NamedTuple):
     """`last` and `last_bias`: (H, A), (A,)."""
 
 
-@kernel
+@inner
 def scores(net: FlatNet, before: Numbers) -> Numbers:
     """Return what each action is worth, (A,), from the first layer's units before they are cut at 0, (H,)."""
     units = np.maximum(before, np.float32(0.0)) * net.gain[0] + net.shift[0]
@@ -238,7 +240,7 @@ def scores(net: FlatNet, before: Numbers) -> Numbers:
     return worth
 
 
-@kernel
+@inner
 def first_layer(net: FlatNet, state: Numbers) -> Numbers:
     """Return the units of the first layer before they are cut at 0, (H,); most of a state (J, F) is often 0."""
     before = net.first_bias.copy()
@@ -250,7 +252,7 @@ def first_layer(net: FlatNet, state: Numbers) -> Numbers:
     return before
 
 
-@kernel
+@inner
 def row_changed(net: FlatNet, before: Numbers, k: int, old: Numbers, new: Numbers) -> None:
     """Bring the first layer's units (H,) up to date after row k of the state changed: the layer is linear."""
     for c in range(len(old)):
@@ -258,7 +260,7 @@ def row_changed(net: FlatNet, before: Numbers, k: int, old: Numbers, new: Number
             before += (new[c] - old[c]) * net.first[k * len(old) + c]
 
 
-@kernel
+@inner
 def chances(worth: Numbers, allowed: Bools) -> Floats:
     """Return the chance of each action, (A,): the softmax over those that are allowed, and void."""
     best = float(worth[-1])
@@ -281,7 +283,7 @@ RARE: Final = 0.001
 """It forces kinds of actions that are fewer than this fraction of all."""
 
 
-@kernel
+@inner
 def better_in(batch: Batch, b: int, window: Ints, chance: Floats) -> int:
     """Return the action of the first job whose tasks train badly; -1: there is none, or it finds no room.
 
@@ -305,7 +307,7 @@ def better_in(batch: Batch, b: int, window: Ints, chance: Floats) -> int:
     return -1
 
 
-@kernel
+@inner
 def injected(
     batch: Batch, b: int, window: Ints, chance: Floats, action: int, ratio: int, taken: Ints, rng: np.random.Generator
 ) -> int:
@@ -510,7 +512,7 @@ def _choose(
     return chance, action, chance[action]
 
 
-@kernel
+@inner
 def best(allowed: Bools, worth: Numbers) -> int:
     """Return the action of the most worth among those that are allowed, and void; ties go to the lower number."""
     top, action = worth[-1], len(allowed)
@@ -520,7 +522,7 @@ def best(allowed: Bools, worth: Numbers) -> int:
     return action
 
 
-@kernel
+@inner
 def drawn(chance: Floats, rng: np.random.Generator) -> int:
     """Return an action drawn by its chance."""
     left = rng.random()
@@ -538,8 +540,9 @@ def _keep(
     t = kept.n[0]
     if t >= len(kept.action) or not len(chance):
         return
-    kept.state[t] = state
-    kept.mask[t, :-1], kept.mask[t, -1] = allowed, True
+    fill_rows(kept.state[t], state)
+    fill_with(kept.mask[t, :-1], allowed)
+    kept.mask[t, -1] = True
     kept.action[t], kept.job[t], kept.behaviour[t] = action, job, behaviour
-    kept.chance[t] = chance
+    fill_with(kept.chance[t], chance)
     kept.n[0] = t + 1

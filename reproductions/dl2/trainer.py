@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from labkit.core.clock import steps_at
+from labkit.core.clock import spent_s, steps_at
 from labkit.core.draft import Batch, begin_slot
 from labkit.core.errors import InputError
 from labkit.core.ledger import DONE
@@ -320,8 +320,7 @@ def reward_of_samples(kept: SlotSamples, reward: float, by_job: Floats, kind: st
 def mean_jct_of(batch: Batch, b: int, slot_s: float) -> float:
     """Return the mean JCT of an episode so far, in slots; jobs that are not done count up to now."""
     episode, jobs = batch.episode[b], batch.job[b, : batch.episode["n_jobs"][b]]
-    spent_s = np.minimum(jobs["done_s"], episode["now_s"]) - jobs["arrival_s"]
-    return float(np.maximum(spent_s, 0.0).mean() / slot_s)
+    return float(spent_s(jobs["arrival_s"], jobs["done_s"], episode["now_s"]).mean() / slot_s)
 
 
 def mean_jct(

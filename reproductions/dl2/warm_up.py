@@ -18,7 +18,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.experiment import Experiment
 from labkit.kernels import by_reference, inner, kernel
-from labkit.kernels.arrays import fill_with
+from labkit.kernels.arrays import fill_rows, fill_with
 from labkit.schedulers import make
 from labkit.schedulers.dl2.drafts import draft_of
 from reproductions.dl2.policy import (
@@ -283,7 +283,10 @@ def _fits(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
         return True
     free, given, n, seen = batch.free[b].copy(), batch.given[b].copy(), batch.n[b].copy(), batch.seen[b].copy()
     fits = take(batch, b, form, i, what)
-    batch.free[b], batch.given[b], batch.n[b], batch.seen[b] = free, given, n, seen
+    fill_rows(batch.free[b], free)
+    fill_with(batch.given[b].reshape(-1), given.reshape(-1))
+    fill_rows(batch.n[b], n)
+    fill_rows(batch.seen[b], seen)
     return fits
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from labkit.core.clock import spent_s
 from labkit.core.cluster import Cluster
 from labkit.core.events import Kind
 from labkit.core.placement import Placement
@@ -112,8 +113,8 @@ class Episode:
 
     def mean_jct(self) -> float:
         """Return the mean JCT so far in intervals; jobs that are not done count up to now."""
-        spent_s = np.minimum(self._done_s, self.session.now_s) - self.session.backend.jobs.arrival_s
-        return float(np.maximum(spent_s, 0.0).mean() / self.slot_s)
+        arrival_s = self.session.backend.jobs.arrival_s
+        return float(spent_s(arrival_s, self._done_s, self.session.now_s).mean() / self.slot_s)
 
 
 def decide(episode: Episode, rng: np.random.Generator, *, n_agents: int) -> tuple[PlacementSlot, Interval]:

@@ -9,8 +9,8 @@ from labkit.core.resources import CPUS, GPUS
 from labkit.core.scratch_book import (
     SLACK,
     ScratchBook,
+    allocate,
     allocate_if_room,
-    change,
     empty_book,
     free_in_pod,
     may_hold,
@@ -48,7 +48,7 @@ def test_what_is_allocated_and_released_leaves_sums_by_machine_right(seed):
         group, demand = int(rng.integers(len(first))), rng.choice([0.0, 0.3, 1.0, 2.0], first.shape[1])
         n = allocate_if_room(book, demand, np.ones(2, np.bool_), group, 2)
         if n and rng.random() < 0.3:
-            change(book, demand, group, -2)
+            allocate(book, demand, group, -2)
         if n and rng.random() < 0.3:
             restored(book, group, first[group])
     assert (book.free > -SLACK * 10).all()

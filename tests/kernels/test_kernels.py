@@ -50,9 +50,10 @@ def test_columns_of_another_type_are_another_signature():
     assert advance(Columns(np.array([1.0]), np.array([2], np.int32), 1.0), 1.0) == 3
 
 
-def test_an_inner_kernel_says_that_python_cannot_call_it():
-    with pytest.raises(TypeError, match="_advance is an inner kernel"):
-        _advance(Columns(np.zeros(1), np.zeros(1), 1.0), 0, 1.0)
+def test_an_inner_kernel_that_python_calls_is_compiled_for_it():
+    columns = Columns(np.zeros(1), np.ones(1), 0.5)
+    _advance(columns, 0, 4.0)
+    assert columns.steps.tolist() == [2]
 
 
 PROGRAM = """

@@ -10,8 +10,9 @@ import torch
 
 from labkit.core import InputError
 from labkit.experiment import Experiment
-from labkit.learning.branches import explore
+from labkit.learning.branches import Branching, play
 from labkit.learning.dl2 import Policy, Recipe, Trainer, _Parts, loss_of, mean_jct
+from labkit.learning.rollouts import DRAWS
 from labkit.learning.settings import Setting
 from labkit.learning.training import TrainingDivergedError
 from labkit.schedulers.dl2.network import Net
@@ -125,8 +126,8 @@ def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
         branches = made._episodes.branches
         branches.reset(seed=list(range(6)))
         made._record = made._room(16_000)
-        explore(branches.batch, branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)),
-                made._record, np.random.default_rng(0), 1, 2, share)  # fmt: skip
+        play(branches.batch, branches.rules, net._replace(stop=np.full(1, -1e9, np.float32)), DRAWS,
+             made._record, np.random.default_rng(0), Branching(1, 2, share))  # fmt: skip
     worth = [made._episodes.branches.batch.episode["worth"][:4] for made in (one, other)]
     assert np.isfinite(worth).all()
     assert (worth[0] < 0).all()

@@ -9,16 +9,15 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Cause
+from labkit.elastic.options import RESTARTS, WITHIN_S
 from labkit.elastic.process.causes import name_of
 from labkit.elastic.protocol.messages.orders import Order, OwnedBlock, Replica, WorkerOrder
 from labkit.elastic.protocol.messages.struct import HERE, Count, Number, Role, Struct, Text
 from labkit.elastic.protocol.sites import JobPlacement, MemberPlacement, fewest
 from labkit.elastic.shards import SavedShards
 
-RESTARTS: Final = 10
 SHORTAGES: Final = 10
 """Processes that may run out of memory within the same time and without progress, while their limit is unchanged."""
-WITHIN_S: Final = 600.0
 
 
 def check_restarts(restarts: int, within_s: float) -> None:

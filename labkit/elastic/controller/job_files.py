@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.elastic.controller.controller_state import RESTARTS, WITHIN_S, SavedController
+from labkit.elastic.controller.controller_state import SavedController
+from labkit.elastic.options import RESTARTS, WITHIN_S
 from labkit.elastic.process import fault_injection as fault
 from labkit.elastic.protocol.messages.clients import LostMember
 from labkit.elastic.protocol.messages.codec import damaged, load_struct, to_json

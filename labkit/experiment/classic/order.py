@@ -18,7 +18,7 @@ from labkit.core.ledger import attained_at
 from labkit.core.resources import Floats, Ints
 from labkit.core.work_left import ROUNDING, believed_left, is_overdue
 from labkit.experiment.classic.nouns import N_NEAR, N_NEW, N_TAIL, N_TURNS, REACHED, Belief, Queue, RunOrder, Trace
-from labkit.kernels import inner, kernel
+from labkit.kernels import inner
 from labkit.schedulers.rule import BY_ARRIVAL, BY_DURATION, BY_REMAINING
 
 TIE: Final = 1e-9
@@ -36,7 +36,7 @@ def _left(j: int, trace: Trace, mind: Belief, now_s: float) -> float:
     return float(trace.total_steps[j] - steps_at(mind.belief[j], now_s))
 
 
-@kernel(_nrt=False)
+@inner(_nrt=False)
 def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> bool:
     """Return whether the key of a job stays as it is from now on: it is overdue, or in the second queue."""
     if by == BY_REMAINING:
@@ -272,7 +272,7 @@ def _about(by: int, j: int, trace: Trace, mind: Belief, threshold: float) -> flo
     return float(at.held_since_s + (threshold - at.attained_gpu_s) / at.held_gpus) if at.held_gpus > 0 else np.inf
 
 
-@kernel(_nrt=False)
+@inner(_nrt=False)
 def _turn_s(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
     """Return the first moment, to the last digit, at which a job that has not turned now has."""
     before_s, after_s = now_s, max(_about(by, j, trace, mind, threshold), now_s)

@@ -33,7 +33,7 @@ from labkit.experiment.classic.order import TIE, empty_order, empty_queue
 from labkit.experiment.classic.room import empty_room
 from labkit.kernels import inner, kernel
 from labkit.placers.kernels import MANY_KINDS
-from labkit.placers.rules import whole_shares
+from labkit.placers.rules import shares_of
 from labkit.schedulers.rule import Rule, rule_of
 from labkit.simulator import Simulator
 
@@ -210,7 +210,7 @@ def _shares(
         if on > 0:
             each[k, s] = np.array([n // on + (i < n % on) for i in range(on)], np.int32)
         elif on < 0:
-            each[k, s] = whole_shares(capacity, hosts[tries[k, s]], of_group, cluster.n_machines, worker[k], n)
+            each[k, s] = shares_of(capacity, hosts[tries[k, s]], of_group, cluster.n_machines, worker[k], n)
     shares = np.zeros((*tries.shape, max(map(len, each.values()), default=0)), np.int32)
     for (k, s), mine in each.items():
         shares[k, s, : len(mine)] = mine

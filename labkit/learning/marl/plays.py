@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from labkit.core.clock import jct_s
 from labkit.core.errors import LabkitError
 from labkit.core.resources import Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec, World, play, record
-from labkit.results.metrics import jct_s
 from labkit.schedulers.marl.network import SLOT_S, Net, Scene, desk_of
 from labkit.speed.what_if import learned
 
@@ -140,5 +140,5 @@ def blame_of(scene: Scene, world: World) -> Floats:
         np.fill_diagonal(beside[:, first:], val=False)
         together = np.minimum(done[mine, None], done) - np.maximum(start[mine, None], start)
         theirs[mine] = (np.maximum(together, 0.0) * beside) @ longer
-    blame: Floats = (done - world.arrival_s + theirs) / SLOT_S
+    blame: Floats = (jct_s(arrival_s=world.arrival_s, completion_s=done) + theirs) / SLOT_S
     return blame

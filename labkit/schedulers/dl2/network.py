@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.resources import Bools, Floats, Ints
-from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels import by_reference, inner
 
 Numbers = NDArray[np.float32]
 
@@ -87,7 +87,7 @@ def _mix(middle: Numbers, one: Numbers, two: Numbers) -> None:
             two[h] += x0 * middle[k, h]
 
 
-@kernel(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+@inner(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> None:
     """Write what a worker, a PS and both are worth to the job in row i, which holds some tasks."""
     before, held, last, worth = desk.before, net.held, desk.last, desk.worth
@@ -107,7 +107,7 @@ def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> 
         worth[i, action] = total
 
 
-@kernel
+@inner
 def desk_of(net: Net, seen: Numbers, model: Ints) -> SlotBuffers:
     """Return a desk for jobs that are seen, (J, F), of some models, (J,); -1: one that is not told apart."""
     n, n_units = len(seen), len(net.bias)

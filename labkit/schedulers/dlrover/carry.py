@@ -13,10 +13,11 @@ from labkit.core.events import Role
 from labkit.core.placement import Placement
 from labkit.core.resources import CPUS, MEMORY_GB, Floats, Ints
 from labkit.core.running import Running
-from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, change, restore, room, usable_rooms
+from labkit.core.scratch_book import MANY, SLACK, ScratchBook, allocate, restore, room, usable_rooms
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.dlrover.plan import Plan
 
 Rows = tuple[Ints, Floats]
@@ -59,7 +60,7 @@ class CarriedRoom:
         """Let other jobs, which wait, have the tasks of a placement, as they declare them."""
         demand = self._demand[placement.role, placement.job]
         for group, count, each in zip(placement.group.tolist(), placement.count.tolist(), demand, strict=True):
-            change(self.trial.book, each, group, count)
+            allocate(self.trial.book, each, group, count)
         self._others.append(placement)
 
     def rows(self, job: int) -> Rows:
@@ -134,7 +135,7 @@ class CarriedRoom:
         for group in np.flatnonzero(more).tolist():
             amounts = np.zeros(self.trial.free.shape[1])
             amounts[resource] = more[group]
-            change(self.trial.book, amounts, group, 1)
+            allocate(self.trial.book, amounts, group, 1)
         return True
 
     def placement(self) -> Placement:
@@ -220,7 +221,7 @@ def _carry(
     still, usable = left.copy(), _usable(book, amounts[:, 0].min())
     for backward in (True, False):
         n = n_stay
-        left[:] = still
+        fill_with(left, still)
         for i in range(len(kinds)):
             k = len(kinds) - 1 - i if backward else i
             left[k], n = _spread(book, usable, demand[k], k, left[k], put, before, n)

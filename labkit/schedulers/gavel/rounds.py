@@ -10,6 +10,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import fill_with
 from labkit.schedulers.gavel.gangs import SLACK, make_room, room_for_gang, take
 
 
@@ -52,7 +53,7 @@ def hold(column: Ints, partner: Ints, n_gpus: Floats, use: Floats, free: Floats)
             take(free, use[column[j]], n_gpus[j])
 
 
-@kernel
+@inner
 def most_overdue(
     first: Ints, second: Ints, priority: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints
 ) -> None:
@@ -100,7 +101,7 @@ def _best_gain(speed: Floats, use: Floats, free: Floats, n_gpus: float, now: int
     return best, best_v
 
 
-@kernel
+@inner
 def fill_up(
     speed: Floats, worth: Floats, n_gpus: Floats, use: Floats, free: Floats, column: Ints, partner: Ints, moves: Bools
 ) -> None:
@@ -150,7 +151,7 @@ def _best_move(
     return best, best_j
 
 
-@kernel
+@inner
 def trade(speed: Floats, worth: Floats, n_gpus: Floats, column: Ints, moves: Bools) -> None:
     """Let two jobs of one size change places as long as one gains more by it than the other loses."""
     n_columns = speed.shape[1]
@@ -232,8 +233,8 @@ def choose(
     """
     chosen, mate = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)
     if not over:
-        chosen[:] = column[jobs]
-        mate[:] = _positions(jobs, partner[jobs])
+        fill_with(chosen, column[jobs])
+        fill_with(mate, _positions(jobs, partner[jobs]))
     free, gpus = capacity.copy(), n_gpus[jobs]
     hold(chosen, mate, gpus, use, free)
     if np.max(free) > SLACK:

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK, ScratchBook, allocate, room, share_out, usable
-from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels import by_reference, inner
 
 MOST: Final = 4096
 """Placements of a gang that are weighed at most."""
@@ -170,7 +170,7 @@ def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, found: Ca
         found.n[0] += 1
 
 
-@kernel
+@inner
 def candidates(
     book: ScratchBook, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import ScratchBook, free_in_pod
-from labkit.kernels import by_reference, inner, kernel
+from labkit.kernels import by_reference, inner
 from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import MOST, Candidates, GangRequest, candidates, found_of
 from labkit.speed.what_if import N_SEEN, WORKER, RunFacts, Slow, TaskTable, seconds_more
@@ -112,7 +112,7 @@ def desk_of(scene: Scene) -> CandidateBuffers:
     )  # fmt: skip
 
 
-@kernel
+@inner
 def gang_of(scene: Scene, job: int) -> GangRequest:
     """Return the gang that a job asks for."""
     return GangRequest(scene.worker[job], scene.ps[job], scene.n_workers[job], scene.n_ps[job], scene.runs_on[job])
@@ -226,7 +226,7 @@ def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
     return worth
 
 
-@kernel(error_model="numpy")
+@inner(error_model="numpy")
 def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is worth
     scene: Scene, slow: Slow, net: Net, job: int, now_s: float, arrival_s: float, n_waiting: int, n_running: int,
     stays: bool, desk: CandidateBuffers,
@@ -287,7 +287,7 @@ def _see_waiting(desk: CandidateBuffers, cost: float, age: float, n_top: int) ->
     seen[3], seen[4], seen[5] = desk.seen[0, 8], desk.seen[0, 10], 1.0
 
 
-@kernel
+@inner
 def best_of(desk: CandidateBuffers, n_top: int) -> int:
     """Return the option of the most worth; n_top: wait."""
     best = 0
