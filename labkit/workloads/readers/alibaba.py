@@ -215,8 +215,12 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     return alibaba_2023(path).jobs
 
 
-def alibaba_2023(path: str | Path) -> Read:
-    """Return the jobs of a pod list, what became of its rows, and when pods ran."""
+def alibaba_2023(path: str | Path, *, unscheduled: bool = False) -> Read:
+    """Return the jobs of a pod list, what became of its rows, and when pods ran.
+
+    With `unscheduled`, pods that were never scheduled are jobs too, which last from their creation to their deletion, and
+    one second at least.
+    """
     table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
     created_s = table.numbers("creation_time", low=0)
     deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
@@ -228,11 +232,14 @@ def alibaba_2023(path: str | Path) -> Read:
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
     names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
-    duration_s = deleted_s - scheduled_s
+    began_s = np.where(np.isnan(scheduled_s), created_s, scheduled_s) if unscheduled else scheduled_s
+    duration_s = deleted_s - began_s
+    if unscheduled:
+        duration_s = np.where(np.isnan(scheduled_s), np.maximum(duration_s, 1.0), duration_s)
     held = gpus * np.where(gpus == 1, share / 1000, 1.0)
     ledger = TraceLedger(len(table), noun="pods", gpu_hours=held * duration_s / 3600)
     jobs = ledger.keep(
-        [(np.isnan(scheduled_s), "never scheduled"), (np.isnan(deleted_s), "not deleted when the file was written"),
+        [(np.isnan(began_s), "never scheduled"), (np.isnan(deleted_s), "not deleted when the file was written"),
          (duration_s < 0, "that end before they start"), (duration_s == 0, "of 0 seconds")]
     )  # fmt: skip
     kept = np.flatnonzero(jobs).astype(np.int32)
