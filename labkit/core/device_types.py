@@ -151,8 +151,9 @@ def why_on_no_type(jobs: Jobs, number: int, cluster: Cluster) -> str:
     job, need, part = jobs.id[number], jobs.gpu_memory_gb[number], _part(jobs)[number]
     asked = f" of device type '{jobs.device_type[number]}'" if jobs.device_type[number] else ""
     if all(kind.profile for kind in kinds.values()) and not asked:
-        return f"job {job} demands no slice of a GPU, and {cluster.name} has slices alone; its device_type may be one of " + (
-            ", ".join(dict.fromkeys(kind.profile for kind in kinds.values())) + "."
+        return (
+            f"job {job} demands no slice of a GPU, and {cluster.name} has slices alone; its device_type may be one of "
+            + (", ".join(dict.fromkeys(kind.profile for kind in kinds.values())) + ".")
         )
     if need > 0:
         of = "a GPU" if part == 1 else f"{part:g} of a GPU"

@@ -83,7 +83,9 @@ class Las:
         if self.order not in ORDERS:
             raise unknown("order of las", str(self.order), ORDERS)
         if self.moves and not self._plain:
-            raise InputError("las: moves=True goes with two queues by arrival; leave order, promote and thresholds out.")
+            raise InputError(
+                "las: moves=True goes with two queues by arrival; leave order, promote and thresholds out."
+            )
         if not self.promote > 0:
             raise InputError(f"las: promote is {self.promote}; expected times what a job has run, > 0, or inf.")
         if self.published:
@@ -102,9 +104,7 @@ class Las:
         """Return how compiled code decides the same."""
         if not self._plain:
             return NEVER
-        return Rule(
-            BY_QUEUE, preempts=True, backfill=True, threshold_gpu_s=self.threshold_gpu_s, moves=self.moves
-        )
+        return Rule(BY_QUEUE, preempts=True, backfill=True, threshold_gpu_s=self.threshold_gpu_s, moves=self.moves)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""

@@ -27,8 +27,9 @@ class Srtf:
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see
         `reproductions.dl2_simulator`.
     moves : bool
-        Place jobs that go on anew beside those that start. Without, a job that goes on keeps its machines. Where a move
-        costs nothing one of the two is better, which one depends on the trace; where it costs a restart, it is not this.
+        Jobs that go on although they were to be preempted are placed anew beside those that start. By default they keep
+        their machines. Where moves are free, which of the two is better depends on the trace; a move that costs a
+        restart speaks for the default.
     """
 
     knows_types: ClassVar[bool] = False

@@ -194,7 +194,10 @@ def assemble(
     machine = np.repeat(np.arange(len(kind), dtype=np.int32), n_groups)
     group = np.arange(len(machine)) - np.repeat(np.cumsum(n_groups) - n_groups, n_groups)
     types = tuple(dict.fromkeys(device_type for of in groups for _, device_type in of))
-    offers, type_of = np.zeros((len(kinds), max(map(len, groups)), 3)), np.zeros((len(kinds), max(map(len, groups))), np.int32)
+    offers, type_of = (
+        np.zeros((len(kinds), max(map(len, groups)), 3)),
+        np.zeros((len(kinds), max(map(len, groups))), np.int32),
+    )
     for k, of in enumerate(groups):
         offers[k, : len(of)] = [offered for offered, _ in of]
         type_of[k, : len(of)] = [types.index(device_type) for _, device_type in of]

@@ -65,7 +65,9 @@ def test_as_many_slices_of_one_profile_fit_as_nvidia_says() -> None:
 
 
 def test_what_does_not_add_up_is_told_in_one_line() -> None:
-    with pytest.raises(InputError, match=r"do not add up: 7 slices of compute and 9 of memory on one GPU \(A100 40GB\)"):
+    with pytest.raises(
+        InputError, match=r"do not add up: 7 slices of compute and 9 of memory on one GPU \(A100 40GB\)"
+    ):
         refuse_geometry(["3g.20gb", "3g.20gb", "1g.5gb"], where="host a")
     with pytest.raises(InputError, match=r"unknown MIG profile of host a '3g\.21gb'"):
         refuse_geometry(["3g.21gb"], where="host a")
