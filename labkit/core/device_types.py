@@ -100,7 +100,8 @@ def may_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
         fits = [_meets(name, kind, of) for kind, of in zip(cluster.device_types, kinds, strict=True) if name]
         if any(fits):
             allowed[jobs.device_type == name] = fits
-    return allowed & (has_none | (_has_memory(jobs, kinds) & _may_share(jobs, kinds)))
+    may: Bools = allowed & (has_none | (_has_memory(jobs, kinds) & _may_share(jobs, kinds)))
+    return may
 
 
 _PLAIN: Final = GpuKind()

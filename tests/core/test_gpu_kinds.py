@@ -33,7 +33,7 @@ STARTS = {
     (7, 1, 1): tuple(range(7)), (7, 1, 2): (0, 2, 4, 6), (7, 2, 2): (0, 2, 4), (7, 3, 4): (0, 4), (7, 4, 4): (0,),
     (7, 7, 8): (0,),
 }  # fmt: skip
-"""Slices of compute of a GPU, of a profile, and its slices of memory -> where it may begin (`nvidia-smi mig -lgipp`)."""
+"""Slices of compute of a GPU and of a profile, its slices of memory -> where it may begin (`nvidia-smi mig -lgipp`)."""
 
 
 def can_be_placed(card: Card, profiles: tuple[str, ...], taken: frozenset[int] = frozenset()) -> bool:

@@ -265,8 +265,8 @@ def _decide(
 @kernel(_nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
-    threshold: float, preempts: bool, backfill: bool, moves: bool, slot_s: float, patience: int, now_s: float, until_s: float,
-    soft: int, active: Ints, out: Events,
+    threshold: float, preempts: bool, backfill: bool, moves: bool, slot_s: float, patience: int, now_s: float,
+    until_s: float, soft: int, active: Ints, out: Events,
 ) -> tuple[int, float]:  # fmt: skip
     """Decide and let time pass, as `Session.run` does; return why it ended, and the time.
 

@@ -218,7 +218,7 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
 def alibaba_2023(path: str | Path, *, unscheduled: bool = False) -> Read:
     """Return the jobs of a pod list, what became of its rows, and when pods ran.
 
-    With `unscheduled`, pods that were never scheduled are jobs too, which last from their creation to their deletion, and
+    With `unscheduled`, pods that were never scheduled are jobs too. They last from their creation to their deletion,
     one second at least.
     """
     table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
