@@ -55,15 +55,20 @@ class PlainLoop:
             return self.left_s[j] - ran_s, j
         return float(self.attained[j] + self.gpus[j] * ran_s >= THRESHOLD_GPU_S), j
 
-    def decide(self) -> None:
-        """Choose by sums, start, let others stay or move, stop the rest, and try those behind."""
-        budget, start, stop, behind = GPUS * len(self.free), [], [], []
+    def chosen(self) -> tuple[list[int], list[int], list[int]]:
+        """Return which jobs are to start and to stop, and those that wait and were not chosen, by sums of GPUs."""
+        budget, start, stop, behind = GPUS * len(self.free), list[int](), list[int](), list[int]()
         for j in sorted(self.active, key=self.key):
             if self.gpus[j] <= budget:
                 budget -= self.gpus[j]
                 start += [j] * (j not in self.lies)
             else:
                 (stop if j in self.lies else behind).append(j)
+        return start, stop, behind
+
+    def decide(self) -> None:
+        """Start the chosen jobs, let others stay or move, stop the rest, and try those behind."""
+        start, stop, behind = self.chosen()
         before, lay = dict(self.lies), list(self.free)
         for j in stop:
             self.take(self.lies[j], -1)
