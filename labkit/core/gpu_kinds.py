@@ -38,7 +38,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class SliceableGpu:
     """A GPU that MIG can cut: its slices of compute and of memory, and how many of the latter each profile takes."""
 
     name: str
@@ -56,15 +56,15 @@ class Card:
         return sum(map(compute_of, profiles)), sum(self.profiles[name] for name in profiles)
 
 
-def _of_seven(name: str, memory_gb: int, sizes: Sequence[int]) -> Card:
+def _of_seven(name: str, memory_gb: int, sizes: Sequence[int]) -> SliceableGpu:
     """Return a card of 7 slices of compute and 8 of memory; `sizes`: GB of 1, 2, 4 and 8 slices of memory."""
     one, two, four, all_ = sizes
     profiles = {f"1g.{one}gb": 1, f"1g.{two}gb": 2, f"2g.{two}gb": 2, f"3g.{four}gb": 4, f"4g.{four}gb": 4}
-    return Card(name, memory_gb, 7, 8, profiles | {f"7g.{all_}gb": 8})
+    return SliceableGpu(name, memory_gb, 7, 8, profiles | {f"7g.{all_}gb": 8})
 
 
 CARDS: Final = (
-    Card("A30", 24, 4, 4, {"1g.6gb": 1, "2g.12gb": 2, "4g.24gb": 4}),
+    SliceableGpu("A30", 24, 4, 4, {"1g.6gb": 1, "2g.12gb": 2, "4g.24gb": 4}),
     _of_seven("A100 40GB", 40, (5, 10, 20, 40)),
     _of_seven("A100 and H100 80GB", 80, (10, 20, 40, 80)),
     _of_seven("H200", 141, (18, 35, 71, 141)),

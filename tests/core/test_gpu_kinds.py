@@ -14,7 +14,7 @@ from labkit.core import Cluster, InputError, Jobs
 from labkit.core.device_types import may_run_on
 from labkit.core.devices import refuse_slices
 from labkit.core.events import Kind
-from labkit.core.gpu_kinds import CARDS, Card, GpuKind, refuse_geometry
+from labkit.core.gpu_kinds import CARDS, SliceableGpu, GpuKind, refuse_geometry
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment, Session, at_events
 from labkit.results.files import read_cluster, write_cluster
@@ -36,7 +36,7 @@ STARTS = {
 """Slices of compute of a GPU and of a profile, its slices of memory -> where it may begin (`nvidia-smi mig -lgipp`)."""
 
 
-def can_be_placed(card: Card, profiles: tuple[str, ...], taken: frozenset[int] = frozenset()) -> bool:
+def can_be_placed(card: SliceableGpu, profiles: tuple[str, ...], taken: frozenset[int] = frozenset()) -> bool:
     """Return whether slices of memory can be found for all profiles, by trying all ways."""
     if not profiles:
         return True
@@ -49,7 +49,7 @@ def can_be_placed(card: Card, profiles: tuple[str, ...], taken: frozenset[int] =
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_profiles_add_up_exactly_where_places_are_found_for_all(card: Card) -> None:
+def test_profiles_add_up_exactly_where_places_are_found_for_all(card: SliceableGpu) -> None:
     """Source: possible placements, NVIDIA, Multi-Instance GPU user guide."""
     for n in range(1, 8):
         for profiles in combinations_with_replacement(card.profiles, n):
