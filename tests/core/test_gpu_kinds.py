@@ -14,7 +14,7 @@ from labkit.core import Cluster, InputError, Jobs
 from labkit.core.device_types import may_run_on
 from labkit.core.devices import refuse_slices
 from labkit.core.events import Kind
-from labkit.core.gpu_kinds import CARDS, SliceableGpu, GpuKind, refuse_geometry
+from labkit.core.gpu_kinds import CARDS, GpuKind, SliceableGpu, refuse_geometry
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment, Session, at_events
 from labkit.results.files import read_cluster, write_cluster
