@@ -232,10 +232,7 @@ def alibaba_2023(path: str | Path, *, unscheduled: bool = False) -> Read:
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
     names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
-    began_s = np.where(np.isnan(scheduled_s), created_s, scheduled_s) if unscheduled else scheduled_s
-    duration_s = deleted_s - began_s
-    if unscheduled:
-        duration_s = np.where(np.isnan(scheduled_s), np.maximum(duration_s, 1.0), duration_s)
+    began_s, duration_s = _ran(created_s, scheduled_s, deleted_s, unscheduled=unscheduled)
     held = gpus * np.where(gpus == 1, share / 1000, 1.0)
     ledger = TraceLedger(len(table), noun="pods", gpu_hours=held * duration_s / 3600)
     jobs = ledger.keep(
@@ -262,3 +259,12 @@ def alibaba_2023(path: str | Path, *, unscheduled: bool = False) -> Read:
     )
     segments = Segments.of(held, scheduled_s, deleted_s)
     return Read(ledger.close(found), ledger, segments, float(created_s[kept].min()))
+
+
+def _ran(created_s: Floats, scheduled_s: Floats, deleted_s: Floats, *, unscheduled: bool) -> tuple[Floats, Floats]:
+    """Return when pods began and how long they lasted, (N,) each; `unscheduled` ones waited a second at least."""
+    if not unscheduled:
+        return scheduled_s, deleted_s - scheduled_s
+    never = np.isnan(scheduled_s)
+    began_s = np.where(never, created_s, scheduled_s)
+    return began_s, np.where(never, np.maximum(deleted_s - began_s, 1.0), deleted_s - began_s)
