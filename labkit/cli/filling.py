@@ -12,6 +12,7 @@ from labkit.experiment.filling import ALLOCATED, LOAD
 from labkit.experiment.filling import compare_placers as run_all
 from labkit.experiment.scenario import Scenario
 from labkit.topology import build
+from labkit.workloads.expressions import trace
 
 
 def compare_placers(
@@ -27,7 +28,8 @@ def compare_placers(
     """
     listed = split_names(names)
     _refuse(scenario, others, against=against, listed=listed)
-    cluster, jobs = build(str(scenario.cluster)), scenario.jobs()
+    cluster = build(str(scenario.cluster))
+    jobs = trace(str(scenario.trace), seed=scenario.seed, format=scenario.format, unscheduled=True)
     drawn = [scenario.seed] if seeds is None else seeds_of(seeds)
     if not as_json:
         print(usual or str(cluster))

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from labkit.core.errors import InputError, unknown
+from labkit.core.gpu_kinds import GpuKind
 from labkit.core.resources import Bools, Floats, Ints
 
 Route = Callable[[Ints, Ints, Ints], Ints]
@@ -82,6 +83,8 @@ class Cluster:
         names one is placed there only. See `with_partitions`; not to be mistaken for `partition`.
     features : mapping
         Name of a feature that jobs may ask for (`Jobs.constraint`) -> (M,) which machines have it.
+    gpu_kinds : mapping
+        Device type -> what is known of its GPUs: memory, whether tasks share one, slices of MIG.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Cluster:
     network: Network | None = None
     partitions: Mapping[str, Bools] = field(default_factory=dict)
     features: Mapping[str, Bools] = field(default_factory=dict)
+    gpu_kinds: Mapping[str, GpuKind] = field(default_factory=dict)
 
     @property
     def n_machines(self) -> int:

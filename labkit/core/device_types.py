@@ -12,8 +12,9 @@ import numpy as np
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
+from labkit.core.gpu_kinds import GpuKind
 from labkit.core.jobs import Jobs
-from labkit.core.resources import Bools, Ints
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 _WORD: Final = re.compile(r"[a-z0-9]+")
 OR: Final = "|"
@@ -88,16 +89,78 @@ def type_index(names: Iterable[str], device_types: tuple[str, ...]) -> Ints:
 
 
 def may_run_on(jobs: Jobs, cluster: Cluster) -> Bools:
-    """Return on which device types jobs may run by what they demand, (N, T).
+    """Return on which device types jobs may run by what they demand, (N, T): types, memory of GPUs, parts of some.
 
-    A job that demands none of the cluster's types may run on any (`unmet_types` tells so).
+    A job that demands none of the cluster's types may run on any (`unmet_types` tells so), one with GPUs not on slices.
     """
-    allowed = np.ones((len(jobs), len(cluster.device_types)), np.bool_)
+    kinds = [cluster.gpu_kinds.get(name, _PLAIN) for name in cluster.device_types]
+    whole, has_none = np.array([not kind.profile for kind in kinds]), jobs.worker_demand[:, GPUS, None] == 0
+    allowed: Bools = has_none | whole
     for name in dict.fromkeys(jobs.device_type.tolist()):
-        fits = [meets(name, kind) for kind in cluster.device_types if name]
+        fits = [_meets(name, kind, of) for kind, of in zip(cluster.device_types, kinds, strict=True) if name]
         if any(fits):
             allowed[jobs.device_type == name] = fits
-    return allowed
+    may: Bools = allowed & (has_none | (_has_memory(jobs, kinds) & _may_share(jobs, kinds)))
+    return may
+
+
+_PLAIN: Final = GpuKind()
+
+
+def _meets(demand: str, device_type: str, kind: GpuKind) -> bool:
+    """Return whether a device type is what is demanded; a slice is where its profile is named."""
+    if not kind.profile:
+        return meets(demand, device_type)
+    return meets(demand, device_type) and any(kind.profile in name.casefold() for name in names_in(demand))
+
+
+def _part(jobs: Jobs) -> Floats:
+    """Return what part of a GPU's memory a worker has, (N,): that of its part of the GPU."""
+    part: Floats = np.where(jobs.worker_demand[:, GPUS] > 0, np.minimum(jobs.worker_demand[:, GPUS], 1.0), 1.0)
+    return part
+
+
+def _has_memory(jobs: Jobs, kinds: list[GpuKind]) -> Bools:
+    """Return which device types have the memory that jobs need, or none that is known, (N, T)."""
+    lacks = np.outer(_part(jobs), [kind.memory_gb for kind in kinds]) < jobs.gpu_memory_gb[:, None] - 1e-9
+    return np.asarray(~lacks)
+
+
+def _may_share(jobs: Jobs, kinds: list[GpuKind]) -> Bools:
+    """Return on which device types tasks may have the part of a GPU that jobs ask for, (N, T)."""
+    return np.asarray((_part(jobs) == 1)[:, None] | ~np.array([kind.exclusive for kind in kinds], np.bool_))
+
+
+def refuse_on_no_type(jobs: Jobs, cluster: Cluster) -> None:
+    """Raise if a job may run on no device type of a cluster by what is known of its GPUs.
+
+    Raises
+    ------
+    InputError
+        It names the first such job, what it needs, and what there is.
+    """
+    if not cluster.gpu_kinds or (fits := may_run_on(jobs, cluster).any(axis=1)).all():
+        return
+    raise InputError(why_on_no_type(jobs, int(np.flatnonzero(~fits)[0]), cluster))
+
+
+def why_on_no_type(jobs: Jobs, number: int, cluster: Cluster) -> str:
+    """Return why a job may run on no device type of a cluster by what is known of its GPUs; "" if it may on some."""
+    kinds = {name: cluster.gpu_kinds.get(name, _PLAIN) for name in cluster.device_types}
+    if not cluster.gpu_kinds or may_run_on(jobs.take([number]), cluster).any():
+        return ""
+    job, need, part = jobs.id[number], jobs.gpu_memory_gb[number], _part(jobs)[number]
+    asked = f" of device type '{jobs.device_type[number]}'" if jobs.device_type[number] else ""
+    if all(kind.profile for kind in kinds.values()) and not asked:
+        return (
+            f"job {job} demands no slice of a GPU, and {cluster.name} has slices alone; its device_type may be one of "
+            + (", ".join(dict.fromkeys(kind.profile for kind in kinds.values())) + ".")
+        )
+    if need > 0:
+        of = "a GPU" if part == 1 else f"{part:g} of a GPU"
+        there = ", ".join(f"{name} {kind.memory_gb * part:g}" for name, kind in kinds.items())
+        return f"job {job} needs {need:g} GB of memory on {of}{asked}; {cluster.name} has of that in GB: {there}."
+    return f"job {job} asks for {part:g} of a GPU{asked}; on {cluster.name} each GPU belongs to one task (exclusive)."
 
 
 def could_run_on(jobs: Jobs, cluster: Cluster) -> Bools:

@@ -78,6 +78,22 @@ def refuse_parts(jobs: Jobs) -> None:
         )
 
 
+def refuse_slices(cluster: Cluster) -> None:
+    """Raise if MIG has cut GPUs of a cluster into slices, which agents do not hand out.
+
+    Raises
+    ------
+    InputError
+        It names the device type, and the remedy.
+    """
+    for name, kind in cluster.gpu_kinds.items():
+        if kind.profile:
+            raise InputError(
+                f"{cluster.name} has slices of GPUs ({name}); on machines a job is given whole GPUs. Simulate such a "
+                "cluster, or leave mig out of the inventory and switch it off on the hosts."
+            )
+
+
 def widened(capacity: Floats, n: int) -> Floats:
     """Return what empty groups offer (G, R) with n columns more: what they have of each GPU, a new array.
 

@@ -125,6 +125,9 @@ class JobColumns:
     device_type: cached_property[NDArray[np.object_]] = _declared(
         "device_type", "(J,) device type that a job demands; '': any."
     )
+    gpu_memory_gb: cached_property[Floats] = _declared(
+        "gpu_memory_gb", "(J,) memory that a worker needs of each GPU, or part of one; 0: any."
+    )
     measured_on: cached_property[NDArray[np.object_]] = _declared(
         "measured_on", "(J,) device type on which its seconds were recorded; '': not told."
     )

@@ -41,6 +41,7 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("weight", lambda weight: ~(weight > 0), "> 0"),
     ("slo_s", lambda seconds: seconds <= 0, "> 0 or none"),
     ("loss_delta", lambda delta: delta <= 0, "> 0 or none"),
+    ("gpu_memory_gb", _no_amount, "GB >= 0"),
     ("ps_memory_base_gb", _no_amount, "GB >= 0"),
     ("ps_memory_growth_gb", _no_amount, "GB >= 0"),
     ("home", lambda pod: pod < -1, "a pod >= 0, or -1 for any"),

@@ -77,6 +77,8 @@ class Jobs:
         (N,) the pod (partition of the cluster) where the job arrives; -1: it may go anywhere.
     device_type : array of str
         (N,) the kind of GPU that the job demands; "": any.
+    gpu_memory_gb : array
+        (N,) memory that a worker needs of each GPU, or part of one, that it takes; 0: any.
     measured_on : array of str
         (N,) the kind of GPU on which `duration_s` was recorded; "": not known.
     priority : array
@@ -135,6 +137,7 @@ class Jobs:
     loss_delta: Floats
     home: Ints
     device_type: NDArray[np.object_]
+    gpu_memory_gb: Floats
     measured_on: NDArray[np.object_]
     priority: Floats
     reservation: NDArray[np.object_]
@@ -181,6 +184,7 @@ class Jobs:
         loss_delta: ArrayLike = np.nan,
         home: ArrayLike = -1,
         device_type: Sequence[str] | str = "",
+        gpu_memory_gb: ArrayLike = 0.0,
         measured_on: Sequence[str] | str = "",
         priority: ArrayLike = 0.0,
         reservation: Sequence[str] | str = "",
@@ -216,7 +220,7 @@ class Jobs:
             "samples_per_step": samples_per_step, "duration_s": duration_s, "weight": weight, "slo_s": slo_s,
             "loss_delta": loss_delta, "priority": priority, "ps_memory_base_gb": ps_memory_base_gb,
             "ps_memory_growth_gb": ps_memory_growth_gb, "begin_s": begin_s, "limit_s": limit_s,
-            "recorded_start_s": recorded_start_s,
+            "recorded_start_s": recorded_start_s, "gpu_memory_gb": gpu_memory_gb,
         }  # fmt: skip
         texts = {
             "device_type": device_type, "measured_on": measured_on, "reservation": reservation,

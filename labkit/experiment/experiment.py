@@ -17,7 +17,7 @@ import numpy as np
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
-from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt
+from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt, refuse_on_no_type
 from labkit.core.devices import with_whole_gpus
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
@@ -280,6 +280,7 @@ class Experiment:
         believed, runs_on = self.believed or self.speed, self.speed.runs_on()
         shape = len(self.jobs), len(self.cluster.device_types)
         refuse_unsound_network(self.cluster)
+        refuse_on_no_type(self.jobs, self.cluster)
         refuse_unsound_model(self.speed, runs_on=runs_on, shape=shape, jobs=self.jobs)
         traits = Traits.of(scheduler)
         lease_s = traits.lease_s

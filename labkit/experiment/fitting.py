@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import why_on_no_type
 from labkit.core.devices import rooms_when_empty
 from labkit.core.errors import InputError
 from labkit.core.hosting import HostRules
@@ -111,6 +112,8 @@ def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hostin
 def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:
     """Return why the empty cluster cannot hold a job; "" if it can."""
     usable = runs_on[number, cluster.group_type]
+    if jobs.worker_demand[number, GPUS] > 0 and not usable.any() and (why := why_on_no_type(jobs, number, cluster)):
+        return why
     for role, demand, n in (
         ("worker", jobs.worker_demand[number], jobs.n_workers[number]),
         ("PS", jobs.ps_demand[number], jobs.n_ps[number]),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from labkit.core.consent import keep
-from labkit.core.devices import refuse_parts
+from labkit.core.devices import refuse_parts, refuse_slices
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
@@ -102,6 +102,7 @@ class Preflight:
         kept(experiment.history, self.scheduler)  # a file that cannot be used is told before the run has a folder
         self.training.check(experiment.jobs)
         refuse_parts(experiment.jobs)
+        refuse_slices(experiment.cluster)
         refuse_unfit(experiment.jobs, experiment.cluster, experiment.speed.runs_on())
 
     @classmethod

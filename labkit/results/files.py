@@ -24,6 +24,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
 from labkit.core.files import write_atomically, write_text
+from labkit.core.gpu_kinds import GpuKind
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, Texts, decode, decode_frame, encode, encode_frame
 from labkit.core.resources import RESOURCES
@@ -123,6 +124,11 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
     for key in MASKS:
         plain[key] = {name: np.flatnonzero(hosts).tolist() for name, hosts in getattr(cluster, key).items()}
+    if kinds := plain.pop("gpu_kinds"):
+        plain["gpu_kinds"] = {
+            name: {key: value for key, value in asdict(kind).items() if value and value == value}
+            for name, kind in kinds.items()
+        }
     write_text(path, json.dumps(plain, ensure_ascii=False) + "\n")
 
 
@@ -136,6 +142,7 @@ def read_cluster(path: Path) -> Cluster:
         machines, kinds = (tuple(map(str, row[name])) for name in ("machines", "device_types"))
         for key in MASKS:
             arrays[key] = {str(n): np.isin(np.arange(len(machines)), hosts) for n, hosts in row.get(key, {}).items()}
+        arrays["gpu_kinds"] = {str(name): GpuKind(**kind) for name, kind in row.get("gpu_kinds", {}).items()}
         cluster = Cluster(name=str(row["name"]), machines=machines, device_types=kinds, **arrays)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path} does not describe a cluster: {printable(str(error))}.") from error

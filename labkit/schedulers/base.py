@@ -107,7 +107,9 @@ def start_in_order(
         size *= CHUNK
 
 
-def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True) -> Placement:
+def run_in_order(
+    snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True, moves: bool = False
+) -> Placement:
     """Run the first jobs of an order that the cluster holds, and preempt the others.
 
     Which ones run is chosen by totals; where one of them does not fit into what is really free, one that was to be
@@ -118,6 +120,8 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     ----------
     order : array
         Numbers of active jobs, the most urgent first.
+    moves : bool
+        Those that go on although they were to be preempted are placed anew, behind those that start.
     """
     if not len(order):
         return Placement.nothing()
@@ -129,11 +133,15 @@ def run_in_order(snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: b
     answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop])))
     started = answer.only(rows=~np.isin(answer.job, stop), jobs=~np.isin(answer.set_jobs, stop))
     all_start = len(started.set_jobs) == len(start)
-    if all_start and not len(stop):
-        return started
-    started, left, stays = snapshot.beside(started, stop)
+    if all_start and (moves or not len(stop)):
+        return answer
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][: BEHIND * (backfill and not all_start)]
+    if moves:
+        if len(behind):
+            answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop, behind])))
+        return Placement.nothing() if snapshot.holds(answer.set_jobs).all() else answer
+    started, left, stays = snapshot.beside(started, stop)
     moved = stop[~stays]
     if not len(moved) and not len(behind):
         return started

@@ -54,6 +54,8 @@ class Las:
         Follow Tiresias' simulator: `order="start"`, thresholds of 3,250 and 7,200 GPU-seconds unless others are given,
         no `quantum_s`. It looks for jobs to move down when (threshold - seconds run) / GPUs have passed: gangs, which
         attain service faster than that, move late.
+    moves : bool
+        As of `srtf`; for two queues by arrival.
 
     References
     ----------
@@ -69,6 +71,7 @@ class Las:
     promote: float = inf
     thresholds_gpu_s: tuple[float, ...] = ()
     published: bool = False
+    moves: bool = False
     _queues: Queues = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +82,10 @@ class Las:
             raise InputError(f"las: thresholds_gpu_s is {self.thresholds_gpu_s}; expected GPU-seconds > 0 that rise.")
         if self.order not in ORDERS:
             raise unknown("order of las", str(self.order), ORDERS)
+        if self.moves and not self._plain:
+            raise InputError(
+                "las: moves=True goes with two queues by arrival; leave order, promote and thresholds out."
+            )
         if not self.promote > 0:
             raise InputError(f"las: promote is {self.promote}; expected times what a job has run, > 0, or inf.")
         if self.published:
@@ -91,13 +98,13 @@ class Las:
     @property
     def _plain(self) -> bool:
         """Whether there are two queues by arrival, and no way back."""
-        return self.order == "arrival" and self.promote == inf and not self.thresholds_gpu_s
+        return self.order == "arrival" and self.promote == inf and not self.thresholds_gpu_s and not self.published
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""
         if not self._plain:
             return NEVER
-        return Rule(BY_QUEUE, preempts=True, backfill=True, threshold_gpu_s=self.threshold_gpu_s)
+        return Rule(BY_QUEUE, preempts=True, backfill=True, threshold_gpu_s=self.threshold_gpu_s, moves=self.moves)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
@@ -106,4 +113,4 @@ class Las:
         jobs = snapshot.jobs
         second = jobs.attained_gpu_s >= self.threshold_gpu_s
         order = np.concatenate([jobs.number[~second], jobs.number[second]])
-        return run_in_order(snapshot, order, self.placer)
+        return run_in_order(snapshot, order, self.placer, moves=self.moves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from labkit.core.cluster import Cluster
@@ -27,12 +27,15 @@ class Rule:
         A job that does not fit is passed over.
     threshold_gpu_s : float
         GPU-seconds from which on a job is in the second queue.
+    moves : bool
+        Jobs that go on may be placed anew beside those that start.
     """
 
     key: int
     preempts: bool
     backfill: bool
     threshold_gpu_s: float = 0.0
+    moves: bool = field(default=False, repr=False)
 
 
 NEVER: Final = None

@@ -26,16 +26,21 @@ class Srtf:
     published : bool
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see
         `reproductions.dl2_simulator`.
+    moves : bool
+        Jobs that go on although they were to be preempted are placed anew beside those that start. By default they keep
+        their machines. Where moves are free, which of the two is better depends on the trace; a move that costs a
+        restart speaks for the default.
     """
 
     knows_types: ClassVar[bool] = False
 
     placer: Placer = ByNetwork()
     published: bool = False
+    moves: bool = False
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""
-        return NEVER if self.published else Rule(BY_REMAINING, preempts=True, backfill=True)
+        return NEVER if self.published else Rule(BY_REMAINING, preempts=True, backfill=True, moves=self.moves)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
@@ -44,4 +49,4 @@ class Srtf:
             remaining_fraction = 1 - jobs.steps / jobs.total_steps
             return dl2_simulator().in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
         shortest_first = np.argsort(jobs.remaining_s, kind="stable")
-        return run_in_order(snapshot, jobs.number[shortest_first], self.placer)
+        return run_in_order(snapshot, jobs.number[shortest_first], self.placer, moves=self.moves)

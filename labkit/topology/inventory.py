@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -19,6 +20,7 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.faults import told
 from labkit.core.files import refuse_unreadable
+from labkit.core.gpu_kinds import refuse_geometry
 from labkit.core.host_names import expanded, groups_of, has_range
 from labkit.topology.servers import Server, assemble
 from labkit.topology.single_switch import star
@@ -58,6 +60,8 @@ class Host:
         How to reach it; not looked at here.
     features, taints : tuple of str
         What jobs can ask for (`--constraint` of Slurm), and what keeps pods away that do not tolerate it.
+    gpu_memory_gb, exclusive, mig : float, bool, tuple of str
+        Memory of each GPU, whether tasks may share one, and the slices into which MIG has cut each: see `Server`.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -75,6 +79,9 @@ class Host:
     ssh: dict[str, Any] | None = None
     features: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
+    gpu_memory_gb: Positive | None = None
+    exclusive: bool = False
+    mig: tuple[str, ...] = ()
 
     @property
     def real_gpus(self) -> int:
@@ -90,6 +97,9 @@ class Host:
             device_type=self.device_type,
             pcie_gbps=self.pcie_gbps,
             socket_gbps=self.socket_gbps,
+            gpu_memory_gb=nan if self.gpu_memory_gb is None else self.gpu_memory_gb,
+            exclusive=self.exclusive,
+            mig=self.mig,
         )
 
 
@@ -190,6 +200,7 @@ def parse(path: str | Path) -> Content:
     except ValidationError as error:
         faults += [_fault(rows, dict(fault)) for fault in error.errors()]
     faults += [fault for number, row in enumerate(rows, start=1) for fault in _not_finite(number, row)]
+    faults += [fault for host in hosts for fault in _odd_slices(host)]
     names = Counter(str(row.get("name", "")) for row in rows if isinstance(row, dict))
     if hosts and not faults:
         hosts = [one for host, count in zip(hosts, counts, strict=True) for one in _each(host, count)]
@@ -302,6 +313,16 @@ def _tables(path: str | Path) -> tuple[list[Any], dict[str, Any], Any, Any, list
     if not isinstance(hosts, list) or not hosts:
         return [], ssh, {}, {}, [*faults, "it has no hosts; expected one [[hosts]] table per host"]
     return hosts, ssh, groups, partitions, faults
+
+
+def _odd_slices(host: Host) -> list[str]:
+    """Return why the GPUs of a host cannot be cut as it says."""
+    try:
+        if host.mig:
+            refuse_geometry(host.mig, memory_gb=host.gpu_memory_gb or nan, where=f"host {host.name}")
+    except InputError as error:
+        return [str(error).rstrip(".")]
+    return []
 
 
 def _not_finite(number: int, row: object) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError, unknown
-from labkit.core.resources import Floats, Ints
+from labkit.core.gpu_kinds import GpuKind, memory_of, refuse_geometry, slices_of
+from labkit.core.resources import Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,11 +32,19 @@ class Server:
         The kind of its GPUs.
     pcie_gbps, socket_gbps : float
         Bandwidth of the PCIe bus under each socket, and between sockets.
+    gpu_memory_gb : float
+        Memory of each GPU; NaN: not known.
+    exclusive : bool
+        A GPU belongs to one task: none may take a part of it.
+    mig : tuple of str
+        The slices into which MIG has cut each GPU, as ("3g.20gb", "2g.10gb", "2g.10gb"). They are GPUs of device types
+        of their own ("a100-3g.20gb"), for jobs that demand one ("3g.20gb"); each kind is a device group of its socket.
 
     Raises
     ------
     InputError
-        Without sockets, with negative amounts, or with a bandwidth that is not positive.
+        Without sockets, with negative amounts, with a bandwidth or memory that is not positive, or with slices that no
+        GPU can be cut into.
     """
 
     name: str
@@ -42,20 +52,42 @@ class Server:
     device_type: str = "v100"
     pcie_gbps: float = 128.0
     socket_gbps: float = 300.0
+    gpu_memory_gb: float = nan
+    exclusive: bool = False
+    mig: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sockets or any(len(socket) != 3 or min(socket) < 0 for socket in self.sockets):
             raise InputError(
                 f"server '{self.name}' has sockets {self.sockets}; expected one (GPUs, cores, memory in GB) or more."
             )
-        for key in ("pcie_gbps", "socket_gbps"):
-            if not getattr(self, key) > 0:
+        for key in ("pcie_gbps", "socket_gbps", "gpu_memory_gb"):
+            if getattr(self, key) <= 0 or (key != "gpu_memory_gb" and isnan(getattr(self, key))):
                 raise InputError(f"server '{self.name}' has {key} = {getattr(self, key)}; expected more than 0.")
+        if self.mig:
+            refuse_geometry(self.mig, memory_gb=self.gpu_memory_gb, where=f"server '{self.name}'")
+
+    @property
+    def groups(self) -> list[tuple[tuple[float, float, float], str]]:
+        """What each device group offers (GPUs, cores, memory in GB), with its device type: sockets, or their slices."""
+        if self.mig:
+            return slices_of(self.sockets, self.mig, self.device_type)
+        return [(socket, self.device_type) for socket in self.sockets]
+
+    @property
+    def gpu_kinds(self) -> dict[str, GpuKind]:
+        """What is known of the GPUs of its device types."""
+        if self.mig:
+            kinds = {name: GpuKind(memory_of(name), self.exclusive, name) for name in self.mig}
+            return {f"{self.device_type}-{name}": kind for name, kind in kinds.items()}
+        return {} if isnan(self.gpu_memory_gb) and not self.exclusive else {
+            self.device_type: GpuKind(self.gpu_memory_gb, self.exclusive)
+        }  # fmt: skip
 
     @property
     def gpus(self) -> float:
         """GPUs of the whole machine."""
-        return sum(socket[0] for socket in self.sockets)
+        return sum(offers[0] for offers, _ in self.groups)
 
 
 Servers = Server | Sequence[tuple[float, Server]]
@@ -157,31 +189,45 @@ def assemble(
     network : Network, optional
         The links between them; without, the network costs nothing.
     """
-    n_sockets = np.array([len(server.sockets) for server in kinds], dtype=np.int32)[kind]
-    machine = np.repeat(np.arange(len(kind), dtype=np.int32), n_sockets)
-    socket = np.arange(len(machine)) - np.repeat(np.cumsum(n_sockets) - n_sockets, n_sockets)
-    types = tuple(dict.fromkeys(server.device_type for server in kinds))
-    type_of = np.array([types.index(server.device_type) for server in kinds], dtype=np.int32)
+    groups = [server.groups for server in kinds]
+    n_groups = np.array([len(of) for of in groups], dtype=np.int32)[kind]
+    machine = np.repeat(np.arange(len(kind), dtype=np.int32), n_groups)
+    group = np.arange(len(machine)) - np.repeat(np.cumsum(n_groups) - n_groups, n_groups)
+    types = tuple(dict.fromkeys(device_type for of in groups for _, device_type in of))
+    offers, type_of = (
+        np.zeros((len(kinds), max(map(len, groups)), 3)),
+        np.zeros((len(kinds), max(map(len, groups))), np.int32),
+    )
+    for k, of in enumerate(groups):
+        offers[k, : len(of)] = [offered for offered, _ in of]
+        type_of[k, : len(of)] = [types.index(device_type) for _, device_type in of]
     return Cluster(
         name=name,
         machines=machines or tuple(f"m{i}" for i in range(len(kind))),
         device_types=types,
         group_machine=machine,
-        group_type=type_of[kind[machine]],
-        capacity=_offers(kinds)[kind[machine], socket],
+        group_type=type_of[kind[machine], group],
+        capacity=offers[kind[machine], group],
         group_pcie_gbps=np.array([server.pcie_gbps for server in kinds], dtype=np.float64)[kind[machine]],
         machine_socket_gbps=np.array([server.socket_gbps for server in kinds], dtype=np.float64)[kind],
         partition=partition.astype(np.int32),
         network=network,
+        gpu_kinds=_gpu_kinds(name, kinds),
     )
 
 
-def _offers(kinds: tuple[Server, ...]) -> Floats:
-    """Return the resources of socket s of architecture k, (K, S, R)."""
-    offers = np.zeros((len(kinds), max(len(server.sockets) for server in kinds), 3))
-    for k, kind in enumerate(kinds):
-        offers[k, : len(kind.sockets)] = kind.sockets
-    return offers
+def _gpu_kinds(name: str, kinds: tuple[Server, ...]) -> dict[str, GpuKind]:
+    """Return what is known of the GPUs of each device type of some architectures."""
+    found: dict[str, GpuKind] = {}
+    for server in kinds:
+        for device_type in dict.fromkeys(of_type for _, of_type in server.groups):
+            kind = server.gpu_kinds.get(device_type, GpuKind())
+            if repr(found.setdefault(device_type, kind)) != repr(kind):
+                raise InputError(
+                    f"{name}: GPUs of device type '{device_type}' differ in memory or mode between machines "
+                    f"({found[device_type]} and {kind}); give them device types of their own."
+                )
+    return {device_type: kind for device_type, kind in found.items() if repr(kind) != repr(GpuKind())}
 
 
 def architectures() -> pd.DataFrame:

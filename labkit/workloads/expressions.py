@@ -71,7 +71,7 @@ def _is_there(what: str) -> bool:
         return False
 
 
-def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs:
+def trace(what: str | Path, *, seed: int = 0, format: str | None = None, unscheduled: bool = False) -> Jobs:
     """Return the jobs of a file, or of a generator and a seed.
 
     Raise InputError if the expression cannot be read, with the nearest name; or as `labkit.workloads.read`.
@@ -85,6 +85,8 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
         Of a generator; a file has none.
     format : str, optional
         Of a file, where it cannot be told from its contents.
+    unscheduled : bool
+        Of a file: see `labkit.workloads.read`.
 
     Examples
     --------
@@ -93,7 +95,7 @@ def trace(what: str | Path, *, seed: int = 0, format: str | None = None) -> Jobs
     """
     text = str(what)
     if not is_generated(text):
-        return read(what, format=format)
+        return read(what, format=format, unscheduled=unscheduled)
     call = read_call(text, thing="trace", expected=EXPECTED)
     if call.name not in GENERATORS:
         raise unknown("generator of traces", call.name, GENERATORS)

@@ -323,6 +323,13 @@ def test_a_pods_demand_for_types_of_gpu_is_kept(tmp_path):
     )
 
 
+def test_pods_that_never_ran_count_where_gangs_alone_do(tmp_path, shared_data):
+    jobs = read(put(tmp_path, "openb.csv", PODS_2023), unscheduled=True)
+    assert jobs.id.tolist() == list("abcde")
+    assert jobs.duration_s.tolist() == [90, 90, 90, 90, 100]
+    assert len(read(shared_data("alibaba/openb_pod_list_default.csv"), unscheduled=True)) == 8152
+
+
 def test_fractions_of_a_gpu_stay_fractions(shared_data):
     jobs = read_alibaba_2023(shared_data("alibaba/openb_pod_list_default.csv"))
     shares = jobs.worker_demand[:, GPUS]

@@ -93,7 +93,7 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
 """Name of each format, and what reads it with a ledger of its rows and GPU-hours."""
 
 
-def read(path: str | Path, *, format: str | None = None) -> Jobs:
+def read(path: str | Path, *, format: str | None = None, unscheduled: bool = False) -> Jobs:
     """Return the jobs of a trace, of the format named or of the one its contents show.
 
     Parameters
@@ -102,6 +102,8 @@ def read(path: str | Path, *, format: str | None = None) -> Jobs:
         A file, or the name of a trace that comes with labkit, such as "demo".
     format : str, optional
         One of `FORMATS`.
+    unscheduled : bool
+        Gangs that never ran are jobs too, where the file has them (`alibaba-2023`): for what depends on gangs alone.
 
     Raises
     ------
@@ -110,6 +112,8 @@ def read(path: str | Path, *, format: str | None = None) -> Jobs:
     InputError
         If there is no such format.
     """
+    if unscheduled and (format or sniff(path)) == "alibaba-2023":
+        return alibaba.alibaba_2023(located(path), unscheduled=True).jobs
     return ledgered(path, format=format).jobs
 
 

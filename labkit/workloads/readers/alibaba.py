@@ -215,8 +215,12 @@ def read_alibaba_2023(path: str | Path) -> Jobs:
     return alibaba_2023(path).jobs
 
 
-def alibaba_2023(path: str | Path) -> Read:
-    """Return the jobs of a pod list, what became of its rows, and when pods ran."""
+def alibaba_2023(path: str | Path, *, unscheduled: bool = False) -> Read:
+    """Return the jobs of a pod list, what became of its rows, and when pods ran.
+
+    With `unscheduled`, pods that were never scheduled are jobs too. They last from their creation to their deletion,
+    one second at least.
+    """
     table = table_of(Path(path), columns=COLUMNS, names=("name", "gpu_spec", "qos"), header=True, expected=POD_LIST)
     created_s = table.numbers("creation_time", low=0)
     deleted_s = table.numbers("deletion_time", low=0, blank_ok=True)
@@ -228,11 +232,11 @@ def alibaba_2023(path: str | Path) -> Read:
     table.fault((gpus > 0) & (share == 0), "gpu_milli", expected="1 to 1000 for a pod with GPUs")
     names, user, model = table.texts("name"), table.texts("qos"), names_of(table.frame["gpu_spec"], blank=ANY)
     table.check()
-    duration_s = deleted_s - scheduled_s
+    began_s, duration_s = _ran(created_s, scheduled_s, deleted_s, unscheduled=unscheduled)
     held = gpus * np.where(gpus == 1, share / 1000, 1.0)
     ledger = TraceLedger(len(table), noun="pods", gpu_hours=held * duration_s / 3600)
     jobs = ledger.keep(
-        [(np.isnan(scheduled_s), "never scheduled"), (np.isnan(deleted_s), "not deleted when the file was written"),
+        [(np.isnan(began_s), "never scheduled"), (np.isnan(deleted_s), "not deleted when the file was written"),
          (duration_s < 0, "that end before they start"), (duration_s == 0, "of 0 seconds")]
     )  # fmt: skip
     kept = np.flatnonzero(jobs).astype(np.int32)
@@ -255,3 +259,12 @@ def alibaba_2023(path: str | Path) -> Read:
     )
     segments = Segments.of(held, scheduled_s, deleted_s)
     return Read(ledger.close(found), ledger, segments, float(created_s[kept].min()))
+
+
+def _ran(created_s: Floats, scheduled_s: Floats, deleted_s: Floats, *, unscheduled: bool) -> tuple[Floats, Floats]:
+    """Return when pods began and how long they lasted, (N,) each; `unscheduled` ones waited a second at least."""
+    if not unscheduled:
+        return scheduled_s, deleted_s - scheduled_s
+    never = np.isnan(scheduled_s)
+    began_s = np.where(never, created_s, scheduled_s)
+    return began_s, np.where(never, np.maximum(deleted_s - began_s, 1.0), deleted_s - began_s)

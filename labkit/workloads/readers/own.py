@@ -28,7 +28,7 @@ _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "hom
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
 _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta", "limit_s")
 _MOMENTS: Final = ("begin_s", "recorded_start_s")
-_AMOUNTS: Final = ("ps_memory_base_gb", "ps_memory_growth_gb")
+_AMOUNTS: Final = ("gpu_memory_gb", "ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
 KNOWN: Final = frozenset(
     (
@@ -188,6 +188,7 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "ps_memory_gb": 0.0,
         "n_ps": 0,
         "n_workers": 1,
+        "gpu_memory_gb": 0.0,
         "ps_memory_base_gb": 0.0,
         "ps_memory_growth_gb": 0.0,
     }
