@@ -21,11 +21,10 @@ import numpy as np
 
 import labkit
 from benchmarks.foreign import Agreement, agreement, copied
-from labkit.core import Cluster, Jobs, Placement, Scheduler, Snapshot
+from labkit.core import Cluster, Jobs, Scheduler
 from labkit.core.resources import Ints
 from labkit.placers import FirstFit
 from labkit.schedulers import make
-from labkit.schedulers.base import asked, place
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -61,7 +60,7 @@ SETTINGS: Final = tuple(
     for scheme in PLACES
     if scheme == "count" or not schedule.startswith("dlas")  # these count GPUs alone
 )
-MOVES: Final = "theirs moves running jobs at each event, so does SrtfAnew; srtf, which lets them stay: {:,} equal"
+MOVES: Final = "theirs moves running jobs at each event, as srtf(moves=True) does; where they stay, {:,} are equal"
 
 
 def rows(folder: Path) -> Iterator[Agreement]:
@@ -84,27 +83,15 @@ def write_trace(path: Path, *, n_jobs: int, seed: int) -> None:
         rows.writerows([i, gpus[i], submit[i], 100, "vgg16", duration[i], 1] for i in range(n_jobs))
 
 
-class SrtfAnew:
-    """SRTF as theirs places it: all jobs anew at each event, the least remaining time first."""
-
-    def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return where all jobs go that find room."""
-        jobs = snapshot.jobs
-        order = jobs.number[np.argsort(jobs.remaining_s, kind="stable")]
-        return place(FirstFit(), snapshot, asked(snapshot, order))
-
-
 def _row(folder: Path, setting: Setting) -> Agreement:
     theirs, their_cpu_s = _theirs(folder, setting)
     jobs, cluster = _jobs(folder / f"{setting.trace}.csv"), _cluster(setting)
     name, how, note = OURS[setting.schedule], PLACES[setting.scheme], ""
     if setting.schedule == "shortest" and setting.scheme == "yarn":
         stay, _ = _ours(jobs, cluster, name, how)
-        name, note = "SrtfAnew", MOVES.format(agreement(theirs, stay)[0])
+        name, note = "srtf(moves=True)", MOVES.format(agreement(theirs, stay)[0])
     scheduler: Scheduler | str = name
-    if name == "SrtfAnew":
-        scheduler = SrtfAnew()
-    elif setting.schedule.endswith("gittins"):
+    if setting.schedule.endswith("gittins"):
         ended = tuple(float(seconds) for seconds in _durations(folder / "yarn-gput1000.csv"))
         scheduler = make(name, ended_gpu_s=ended, placer=FirstFit())
     ours, ours_cpu_s = _ours(jobs, cluster, scheduler, how)

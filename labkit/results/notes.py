@@ -90,27 +90,19 @@ FAR: Final = 10.0
 """A mean JCT of so many times the best one is told beside the table."""
 
 
-MAY_MOVE: Final = ("srtf", "las")
-"""Schedulers under which a job that goes on keeps its machines unless they are told otherwise."""
-
-
 def _free_changes(named: Sequence[tuple[str, RunRecord]]) -> list[str]:
     """Return a sentence if simulated jobs were stopped or changed, and that took no time."""
-    counts, still = [], []
+    counts = []
     for label, record in named:
         stops, changes = (int(record.summary[name]) for name in ("n_preemptions", "n_rescales"))
         if record.info.backend == "simulator" and stops + changes and not record.summary["overhead"] > 0:
             told = [f"{n:,} {what}{'s' * (n != 1)}" for n, what in ((stops, "preemption"), (changes, "rescaling")) if n]
             counts.append(f"{label} {' and '.join(told)}")
-            still += [f"{label}(moves=True)"] * (label in MAY_MOVE)
     if not counts:
         return []
-    named_already = any("moves=" in label for label, _ in named)
     return [
         f"preemption and rescaling cost no time here ({shortened('; '.join(counts), most=300)}); --restart S and "
         "--rescale S charge seconds, --overheads dlrover those of the DLRover paper (in Python: overheads=)."
-        + f" Where moves are free {' and '.join(still)} may be better."
-        * bool(still and not named_already)
     ]
 
 

@@ -15,6 +15,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
+from labkit.schedulers.rule import may_move
 
 CHUNK = 8
 BEHIND = 64
@@ -108,23 +109,25 @@ def start_in_order(
 
 
 def run_in_order(
-    snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True, moves: bool = False
+    snapshot: Snapshot, order: Ints, placer: Placer, *, backfill: bool = True, moves: bool | None = None
 ) -> Placement:
     """Run the first jobs of an order that the cluster holds, and preempt the others.
 
-    Which ones run is chosen by totals; where one of them does not fit into what is really free, one that was to be
-    preempted goes on, or one behind it is started. A job that goes on stays where it is, unless one that starts takes
-    its place and there is room elsewhere.
+    Where jobs move, all of them are placed anew, in order. Where they do not, which ones run is chosen by totals; where
+    one of them does not fit into what is really free, one that was to be preempted goes on, or one behind it is
+    started. A job that goes on stays where it is, unless one that starts takes its place and there is room elsewhere.
 
     Parameters
     ----------
     order : array
         Numbers of active jobs, the most urgent first.
-    moves : bool
-        Those that go on although they were to be preempted are placed anew, behind those that start.
+    moves : bool, optional
+        Whether running jobs move, as `may_move` has it.
     """
     if not len(order):
         return Placement.nothing()
+    if may_move(snapshot.cluster, moves):
+        return place(placer, snapshot, asked(snapshot, order), strict=not backfill)
     chosen = choose(order, snapshot.table.gang_demand, capacity(snapshot), backfill)
     holds = snapshot.holds(order)
     start, stop = order[chosen & ~holds], order[~chosen & holds]
@@ -133,14 +136,10 @@ def run_in_order(
     answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop])))
     started = answer.only(rows=~np.isin(answer.job, stop), jobs=~np.isin(answer.set_jobs, stop))
     all_start = len(started.set_jobs) == len(start)
-    if all_start and (moves or not len(stop)):
-        return answer
+    if all_start and not len(stop):
+        return started
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][: BEHIND * (backfill and not all_start)]
-    if moves:
-        if len(behind):
-            answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop, behind])))
-        return Placement.nothing() if snapshot.holds(answer.set_jobs).all() else answer
     started, left, stays = snapshot.beside(started, stop)
     moved = stop[~stays]
     if not len(moved) and not len(behind):

@@ -54,8 +54,8 @@ class Las:
         Follow Tiresias' simulator: `order="start"`, thresholds of 3,250 and 7,200 GPU-seconds unless others are given,
         no `quantum_s`. It looks for jobs to move down when (threshold - seconds run) / GPUs have passed: gangs, which
         attain service faster than that, move late.
-    moves : bool
-        As of `srtf`; for two queues by arrival.
+    moves : bool, optional
+        As of `srtf`.
 
     References
     ----------
@@ -71,7 +71,7 @@ class Las:
     promote: float = inf
     thresholds_gpu_s: tuple[float, ...] = ()
     published: bool = False
-    moves: bool = False
+    moves: bool | None = None
     _queues: Queues = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,10 +82,6 @@ class Las:
             raise InputError(f"las: thresholds_gpu_s is {self.thresholds_gpu_s}; expected GPU-seconds > 0 that rise.")
         if self.order not in ORDERS:
             raise unknown("order of las", str(self.order), ORDERS)
-        if self.moves and not self._plain:
-            raise InputError(
-                "las: moves=True goes with two queues by arrival; leave order, promote and thresholds out."
-            )
         if not self.promote > 0:
             raise InputError(f"las: promote is {self.promote}; expected times what a job has run, > 0, or inf.")
         if self.published:
@@ -109,7 +105,7 @@ class Las:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
         if not self._plain:
-            return self._queues.schedule(snapshot, self.placer)
+            return self._queues.schedule(snapshot, self.placer, moves=self.moves)
         jobs = snapshot.jobs
         second = jobs.attained_gpu_s >= self.threshold_gpu_s
         order = np.concatenate([jobs.number[~second], jobs.number[second]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from labkit.core.cluster import Cluster
@@ -27,31 +27,39 @@ class Rule:
         A job that does not fit is passed over.
     threshold_gpu_s : float
         GPU-seconds from which on a job is in the second queue.
-    moves : bool
-        Jobs that go on may be placed anew beside those that start.
+    moves : bool, optional
+        Whether running jobs move: see `may_move`.
     """
 
     key: int
     preempts: bool
     backfill: bool
     threshold_gpu_s: float = 0.0
-    moves: bool = field(default=False, repr=False)
+    moves: bool | None = None
 
 
 NEVER: Final = None
 """In the place of a rule: this scheduler, with these options, decides in Python."""
 
 
+def may_move(cluster: Cluster, moves: bool | None) -> bool:
+    """Return whether running jobs move; by default (None) where a cluster has GPUs of several types.
+
+    There a job that kept its machines could stay on the slowest type for good, beside faster ones that are free.
+    """
+    return len(cluster.gpu_types) > 1 if moves is None else moves
+
+
 def rule_of(scheduler: Scheduler, cluster: Cluster) -> Rule | None:
     """Return the rule by which a scheduler decides on a cluster; None where there is none.
 
     A class tells it by a method `rule()`. That of a parent does not count where `schedule` is another one, and no rule
-    does where gangs are placed otherwise than by first fit.
+    does where gangs are placed otherwise than by first fit, or running jobs move.
 
     >>> from labkit.schedulers import make
     >>> from labkit.topology import no_network
     >>> rule_of(make("fifo"), no_network(4))
-    Rule(key=0, preempts=False, backfill=False, threshold_gpu_s=0.0)
+    Rule(key=0, preempts=False, backfill=False, threshold_gpu_s=0.0, moves=None)
     >>> rule_of(make("drf"), no_network(4))
     """
     kind = type(scheduler)
@@ -59,7 +67,9 @@ def rule_of(scheduler: Scheduler, cluster: Cluster) -> Rule | None:
     if owner is None or kind.schedule is not owner.__dict__.get("schedule"):
         return NEVER
     told: Rule | None = scheduler.rule()  # type: ignore[attr-defined]
-    return told if told is not NEVER and _by_first_fit(getattr(scheduler, "placer", None), cluster) else NEVER
+    if told is NEVER or (told.preempts and may_move(cluster, told.moves)):
+        return NEVER
+    return told if _by_first_fit(getattr(scheduler, "placer", None), cluster) else NEVER
 
 
 def _by_first_fit(placer: Placer | None, cluster: Cluster) -> bool:

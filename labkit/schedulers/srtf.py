@@ -26,17 +26,17 @@ class Srtf:
     published : bool
         Follow DL2's simulator instead, where the key is the remaining *fraction*: see
         `reproductions.dl2_simulator`.
-    moves : bool
-        Jobs that go on although they were to be preempted are placed anew beside those that start. By default they keep
-        their machines. Where moves are free, which of the two is better depends on the trace; a move that costs a
-        restart speaks for the default.
+    moves : bool, optional
+        Place running jobs anew, too, at each decision, the most urgent first; False: a job that goes on keeps its
+        machines. By default they move where GPUs are of several types: there that is better even where a move costs
+        a restart of minutes; among equal GPUs it gains little, and nothing where moves cost.
     """
 
     knows_types: ClassVar[bool] = False
 
     placer: Placer = ByNetwork()
     published: bool = False
-    moves: bool = False
+    moves: bool | None = None
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""

@@ -96,7 +96,7 @@ class Queues:
         self._promote, self._order, self._late, self._index = promote, order, late, index
         self._recall: Recall[Places | None] = Recall(None)
 
-    def schedule(self, snapshot: Snapshot, placer: Placer) -> Placement:
+    def schedule(self, snapshot: Snapshot, placer: Placer, *, moves: bool | None = None) -> Placement:
         """Return which jobs start and which stop, and when the next one may change queues."""
         before = self._recall.before(snapshot)
         at = _nowhere(len(snapshot.table)) if before is None else _copy(before)
@@ -104,7 +104,7 @@ class Queues:
         self._move(snapshot, at, now)
         now = _look(snapshot, at)
         order = now.number[np.lexsort((at.place[now.number], at.queue[now.number]))]
-        placement = run_in_order(snapshot, order, placer)
+        placement = run_in_order(snapshot, order, placer, moves=moves)
         goes_on = now.runs & ~np.isin(now.number, placement.set_jobs)
         runs = goes_on | np.isin(now.number, placement.job)
         first = now.number[runs & np.isnan(at.since_s[now.number])]

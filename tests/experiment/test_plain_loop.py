@@ -68,31 +68,33 @@ class PlainLoop:
 
     def decide(self) -> None:
         """Start the chosen jobs, let others stay or move, stop the rest, and try those behind."""
-        start, stop, behind = self.chosen()
-        before, lay = dict(self.lies), list(self.free)
-        for j in stop:
-            self.take(self.lies[j], -1)
-        started = [j for j in start if self.placed(j)]
-        gone = [j for j in stop if self.moves or not self.stays(j)]
-        for j in gone:
-            if not self.placed(j):
-                self.left_s[j] -= self.now_s - self.since_s[j]
-                self.attained[j] += self.gpus[j] * (self.now_s - self.since_s[j])
-                del self.lies[j]
-        if len(started) < len(start):
-            started += [j for j in behind[:BEHIND] if self.placed(j)]
-        if not started:
-            assert self.moves or self.lies == before
-            self.undo(before, lay, [j for j in gone if j not in self.lies])
-        for j in started:
+        before = dict(self.lies)
+        if self.moves:
+            self.place_all()
+        else:
+            start, stop, behind = self.chosen()
+            for j in stop:
+                self.take(self.lies[j], -1)
+            started = [j for j in start if self.placed(j)]
+            for j in [j for j in stop if not self.stays(j)]:
+                if not self.placed(j):
+                    del self.lies[j]
+            if len(started) < len(start):
+                started += [j for j in behind[:BEHIND] if self.placed(j)]
+            assert started or self.lies == before
+        for j in before.keys() - self.lies.keys():
+            self.left_s[j] -= self.now_s - self.since_s[j]
+            self.attained[j] += self.gpus[j] * (self.now_s - self.since_s[j])
+        for j in self.lies.keys() - before.keys():
             self.since_s[j] = self.now_s
 
-    def undo(self, before: dict[int, list[tuple[int, int]]], free: list[int], gone: list[int]) -> None:
-        """Nothing changes unless a job starts."""
-        self.lies, self.free = before, free
-        for j in gone:
-            self.left_s[j] += self.now_s - self.since_s[j]
-            self.attained[j] -= self.gpus[j] * (self.now_s - self.since_s[j])
+    def place_all(self) -> None:
+        """Place all jobs anew, in order."""
+        order = sorted(self.active, key=self.key)
+        for j in [*self.lies]:
+            self.take(self.lies.pop(j), -1)
+        for j in order:
+            self.placed(j)
 
     def stays(self, j: int) -> bool:
         """Let a job stay where there is still room for it."""
@@ -127,8 +129,11 @@ class PlainLoop:
 def test_each_job_ends_as_in_a_plain_loop(name: str, moves: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, n_machines = 60, 4
-    gpus, duration_s = rng.choice([1, 1, 2, 4, 6, 8, 12, 20], n), np.round(rng.lognormal(6, 1.5, n)) + 1
-    arrival_s = np.floor(np.cumsum(rng.exponential(1, n)) * (gpus * duration_s).sum() / (GPUS * n_machines * n))
+    gpus, duration_s = (
+        rng.choice([1, 1, 2, 4, 6, 8, 12, 20], n),
+        rng.lognormal(6, 1.5, n),
+    )  # no two alike: ties fall by rounding
+    arrival_s = np.cumsum(rng.exponential(1, n)) * (gpus * duration_s).sum() / (GPUS * n_machines * n)
     jobs = Jobs.of(arrival_s=arrival_s, duration_s=duration_s, total_steps=duration_s, n_workers=gpus)
     cluster = no_network(n_machines, servers=Server("eight", ((GPUS, 64.0, 512.0),)))
     scheduler = make(f"{name}(moves={moves})")
@@ -136,4 +141,4 @@ def test_each_job_ends_as_in_a_plain_loop(name: str, moves: bool, seed: int) -> 
     theirs = PlainLoop(jobs, n_machines, by=name, moves=moves).ends_s()
     rows = record.events[record.events["kind"] == Kind.COMPLETED]
     ours = rows["time_s"][np.argsort(rows["job"])]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9)

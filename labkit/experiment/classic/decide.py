@@ -255,7 +255,7 @@ def _behind(queue: Queue, work: Scratch, n: int) -> int:
 @inner(_nrt=False)
 def run_by_order(
     space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
-    threshold: float, moves: bool,
+    threshold: float,
 ) -> bool:  # fmt: skip
     """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
     numbers = work.numbers
@@ -269,9 +269,8 @@ def run_by_order(
     _give_up(space, trace, work, mind, stop)
     queue.stuck[:] = False
     sure = _place_all(space, trace, queue, work, start, False)
-    n_started, n_named = numbers[N_SET], 0
-    all_start = n_started == n_start
-    if not trace.whole and not moves and not (all_start and n_stop == 0):
+    all_start, n_named = numbers[N_SET] == n_start, 0
+    if not trace.whole and not (all_start and n_stop == 0):
         if len(space.before):
             sure = sure and name_gpus(
                 space, trace, work, mind.held, mind.tasks, mind.free, mind.demand, work.stop[:n_stop], 0
@@ -280,18 +279,15 @@ def run_by_order(
         _take_anew(space, trace, queue, work, mind, stop)
     n_gone = 0
     for j in stop:
-        if moves or not take_again(mind.held, mind.tasks, mind.demand, j, space.free):
+        if not take_again(mind.held, mind.tasks, mind.demand, j, space.free):
             work.stop[n_gone] = j
             n_gone += 1
         _touch_held(space, trace, work, mind, j)
     sure = sure and _place_all(space, trace, queue, work, work.stop[:n_gone], True)
-    n_set = numbers[N_SET]
     if not all_start:
         more = _behind(queue, work, n_start)
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
     queue.stuck[:] = False
-    if moves and n_started == 0 and numbers[N_SET] == n_set:
-        numbers[N_SET] = numbers[N_TASKS] = 0
     work.numbers[N_NAMED] = n_named
     return sure
 

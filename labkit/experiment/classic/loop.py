@@ -247,11 +247,11 @@ def _set_up(
 @inner(_nrt=False)
 def _decide(
     truth: Truth, trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
-    threshold: float, preempts: bool, backfill: bool, moves: bool, now_s: float,
+    threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
     """Decide; tell whether the answer is sure."""
     if preempts and not all_fit(trace, work):
-        sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold, moves)
+        sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
     else:
         sure = start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
     if len(space.before) == 0 or not sure or work.numbers[N_SET] == 0:
@@ -265,8 +265,8 @@ def _decide(
 @kernel(_nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
-    threshold: float, preempts: bool, backfill: bool, moves: bool, slot_s: float, patience: int, now_s: float,
-    until_s: float, soft: int, active: Ints, out: Events,
+    threshold: float, preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float,
+    soft: int, active: Ints, out: Events,
 ) -> tuple[int, float]:  # fmt: skip
     """Decide and let time pass, as `Session.run` does; return why it ended, and the time.
 
@@ -286,7 +286,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
             numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
         elif not _decide(
-            truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, moves, now_s
+            truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s
         ):  # fmt: skip
             code = UNSURE
             break

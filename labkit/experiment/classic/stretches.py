@@ -107,8 +107,8 @@ class Stretches:
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
             truth, mind, self._trace, self._space, self._queue, self._order, self._work, rule.key, rule.threshold_gpu_s,
-            rule.preempts, rule.backfill, rule.moves, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS,
-            active, self._out,
+            rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
+            self._out,
         )  # fmt: skip
         backend.has_moved(now_s)
         n_decisions = int(numbers[N_DECISIONS])
