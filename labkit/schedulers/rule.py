@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from labkit.core.cluster import Cluster
 from labkit.core.protocols import Placer, Scheduler
+from labkit.core.resources import GPUS
 from labkit.placers import ByNetwork, FirstFit
 
 BY_ARRIVAL, BY_DURATION, BY_REMAINING, BY_QUEUE = range(4)
@@ -43,11 +46,15 @@ NEVER: Final = None
 
 
 def may_move(cluster: Cluster, moves: bool | None) -> bool:
-    """Return whether running jobs move; by default (None) where a cluster has GPUs of several types.
+    """Return whether running jobs move; by default (None) where a cluster, or one of its partitions, mixes GPU types.
 
     There a job that kept its machines could stay on the slowest type for good, beside faster ones that are free.
     """
-    return len(cluster.gpu_types) > 1 if moves is None else moves
+    if moves is not None or len(cluster.gpu_types) < 2:
+        return bool(moves)
+    gpus = cluster.capacity[:, GPUS] > 0
+    parts = [gpus & hosts[cluster.group_machine] for hosts in cluster.partitions.values()] or [gpus]
+    return any(len(np.unique(cluster.group_type[part])) > 1 for part in parts)
 
 
 def rule_of(scheduler: Scheduler, cluster: Cluster) -> Rule | None:

@@ -28,8 +28,8 @@ class Srtf:
         `reproductions.dl2_simulator`.
     moves : bool, optional
         Place running jobs anew, too, at each decision, the most urgent first; False: a job that goes on keeps its
-        machines. By default they move where GPUs are of several types: there that is better even where a move costs
-        a restart of minutes; among equal GPUs it gains little, and nothing where moves cost.
+        machines. By default they move where a cluster, or one of its partitions, mixes GPU types: there that is better
+        even if a move costs minutes; among equal GPUs it gains little, and nothing where moves cost.
     """
 
     knows_types: ClassVar[bool] = False

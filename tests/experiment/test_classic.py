@@ -74,6 +74,9 @@ def test_every_classic_scheduler_has_a_rule_where_it_places_by_first_fit() -> No
     assert rule_of(make("srtf"), no_network(2)) is not None
     assert rule_of(make("srtf"), types) is None
     assert rule_of(make("srtf(moves=False)"), types) is not None
+    apart = types.with_partitions({"old": types.machines[:1], "new": types.machines[1:]})
+    assert rule_of(make("srtf"), apart) is not None
+    assert rule_of(make("srtf"), apart.with_partitions({"all": types.machines})) is None
 
 
 def test_a_scheduler_that_decides_otherwise_than_its_parent_has_no_rule() -> None:
