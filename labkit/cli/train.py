@@ -16,7 +16,7 @@ from labkit.cli.attach import tell_watch
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind
 from labkit.core.files import refuse_closed, refuse_unwritable
-from labkit.elastic.options import RESTARTS, WITHIN_S
+from labkit.elastic.process.causes import RESTARTS, WITHIN_S
 from labkit.system.printing import printable
 from labkit.system.progress import counter
 

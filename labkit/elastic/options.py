@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.sites import Site
     from labkit.elastic.schedules import Schedule
     from labkit.elastic.validation import Validation
-
-RESTARTS: Final = 10
-"""Deaths of one worker or server that are answered by another start, within `WITHIN_S` and without progress."""
-
-WITHIN_S: Final = 600.0
 
 
 class OptimizerOptions(TypedDict, total=False):

@@ -9,8 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.events import Cause
-from labkit.elastic.options import RESTARTS, WITHIN_S
-from labkit.elastic.process.causes import name_of
+from labkit.elastic.process.causes import RESTARTS, WITHIN_S, name_of
 from labkit.elastic.protocol.messages.orders import Order, OwnedBlock, Replica, WorkerOrder
 from labkit.elastic.protocol.messages.struct import HERE, Count, Number, Role, Struct, Text
 from labkit.elastic.protocol.sites import JobPlacement, MemberPlacement, fewest

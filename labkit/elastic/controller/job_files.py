@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.elastic.controller.controller_state import SavedController
-from labkit.elastic.options import RESTARTS, WITHIN_S
 from labkit.elastic.process import fault_injection as fault
+from labkit.elastic.process.causes import RESTARTS, WITHIN_S
 from labkit.elastic.protocol.messages.clients import LostMember
 from labkit.elastic.protocol.messages.codec import damaged, load_struct, to_json
 from labkit.elastic.protocol.program import Spec

@@ -36,6 +36,11 @@ _BY_CODE: Final = {
     UNSEEN: Cause.UNKNOWN,
 }  # fmt: skip
 
+RESTARTS: Final = 10
+"""Deaths of one worker or server that are answered by another start, within `WITHIN_S` and without progress."""
+
+WITHIN_S: Final = 600.0
+
 
 def of_exit(code: int) -> Cause:
     """Return the cause of an unexpected end from the exit code.
