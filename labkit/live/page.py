@@ -36,6 +36,8 @@ POLICY: Final = (
 )
 MOST_CONNECTIONS: Final = 12
 MOST_THREADS: Final = 16
+MAKES_ROOM_S: Final = 1.0
+"""Seconds within which the thread of a connection that was closed for another ends."""
 IDLE_S: Final = 10.0
 """Seconds without a request, or without room for an answer, after which a connection is closed."""
 BEAT_S: Final = 15.0
@@ -151,7 +153,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._n_threads = 0
         self._strangers: dict[socket.socket, None] = {}
 
@@ -163,6 +165,7 @@ class _Server(ThreadingHTTPServer):
                 del self._strangers[oldest]
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end
+                self._lock.wait_for(lambda: self._n_threads < MOST_THREADS, MAKES_ROOM_S)
             taken = self._n_threads < MOST_THREADS
             if taken:
                 self._n_threads += 1
@@ -180,6 +183,7 @@ class _Server(ThreadingHTTPServer):
             with self._lock:
                 self._n_threads -= 1
                 self._strangers.pop(request, None)
+                self._lock.notify()
 
     def admit(self, request: socket.socket) -> None:
         """Keep a connection that has named the secret."""

@@ -43,8 +43,9 @@ def read_google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_me
 
 def looks_like_events(head: str) -> bool:
     """Return whether a text begins like these events, in JSON or with their header."""
+    first = next((line for _, line in lines_of(head)), "")
     return all(f'"{name}"' in head for name in COLUMNS) or set(COLUMNS) <= {
-        cell.strip() for cell in header_of(head.partition("\n")[0], ",")
+        cell.strip() for cell in header_of(first, ",")
     }
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.workloads.readers.base import TraceTable, header_of, lines_of, table_of
 from labkit.workloads.readers.ledger import Read, TraceLedger
@@ -116,6 +117,10 @@ def published(name: str) -> Callable[[str | Path], Read]:
         text, _ = table_text(path)
         header = next((line for _, line in lines_of(text[: 1 << 16])), "")
         there = {cell.strip() for cell in header_of(header, ",")}
+        if not any(there >= set(columns) for columns in TABLES[name].headers):
+            raise TraceError(
+                f"{path}: line 1 is '{header[:60]}'; expected the columns {', '.join(TABLES[name].headers[0])}."
+            )
         found = {field: source for field, source in named(TABLES[name].meaning).items() if source.column in there}
         return mapped(path, ColumnMap(",", found))
 
