@@ -212,7 +212,7 @@ def open_options(name: str) -> dict[str, Any]:
     Raise InputError if there is no such scheduler.
 
     >>> sorted(open_options("las(threshold_gpu_s=60, published=True)"))
-    ['order', 'placer', 'promote', 'quantum_s', 'thresholds_gpu_s']
+    ['moves', 'order', 'placer', 'promote', 'quantum_s', 'thresholds_gpu_s']
     """
     plain, given = _parse(name)
     return {option: default for option, default in _recipe(plain).options.items() if option not in given}
