@@ -23,7 +23,7 @@ HUNDREDTHS: Final = frozenset(
 """Resources of Kubernetes that count hundredths of GPUs; several, and whole GPUs beside them, say the same."""
 _SHARES: Final = ("nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "volcano.sh/vgpu-memory-percentage",
                   "volcano.sh/vgpu-cores")  # fmt: skip
-"""Hundredths of each of the GPUs beside them (HAMi, Volcano's vGPU); the larger one is what nobody else can have."""
+"""Hundredths of each of the GPUs beside them (HAMi, Volcano's vGPU); the larger one is reserved."""
 _VGPU: Final = re.compile(r"^nvidia\.com/(?:GRID_|NVIDIA_)([A-Z]+\d+[A-Z]*)-(?:(\d)-)?(\d+)[ABCQ]$")
 _VGPU_GB: Final = {"T4": 16, "P40": 24, "V100": 16, "V100D": 32, "A10": 24, "A16": 16, "A30": 24, "A40": 48, "A100": 40,
                    "A100D": 80, "L4": 24, "L40": 48, "L40S": 48, "H100": 80}  # fmt: skip
@@ -96,7 +96,7 @@ def gpus_asked(amounts: Mapping[str, float]) -> float:
 
 
 def is_gpu(resource: str) -> bool:
-    """Return whether a resource of Kubernetes tells how many GPUs, or which part of them, somebody asks for."""
+    """Return whether a resource of Kubernetes is a request for GPUs or parts of them."""
     return part_of(resource) is not None or resource in _SHARES
 
 

@@ -17,7 +17,7 @@ class Gate:
     """Holds waiting jobs back from every scheduler until their own rules let them start.
 
     A job waits for the moment `begin_s`, for the end of the jobs `after` which it comes, and for its turn in an array
-    of which `at_most` so many run at once, in order of arrival. Jobs that hold tasks are never held back. Raise
+    of which at most `at_most` run at once, in order of arrival. Jobs that hold tasks are never held back. Raise
     InputError if a job comes after one that comes after it.
 
     `ledger`: what the run's jobs hold.

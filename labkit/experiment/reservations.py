@@ -120,7 +120,7 @@ class Reservation:
     def machines(self, cluster: Cluster) -> Bools:
         """Return which machines of a cluster it holds, (M,).
 
-        Raise InputError if the cluster has no such hosts, or not so many.
+        Raise InputError if the cluster has no such hosts, or too few.
         """
         if isinstance(self.hosts, int):
             return self._last(self.hosts, cluster)

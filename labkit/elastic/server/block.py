@@ -195,7 +195,7 @@ class Block:
     freed: list[Vector] = field(default_factory=list)
     """Gradient buffers that are used up."""
     buffer: Callable[[int], Vector] = _fresh
-    """Returns a float32 buffer of so many bytes."""
+    """Returns a float32 buffer of this many bytes."""
     place: SharedArray | None = None
     """Shared memory from which workers on this host read the parameters."""
     pages: Pages | None = None
@@ -372,7 +372,7 @@ class CopyOnWriteUpdates(WrappedUpdates):
     sent: list[tuple[Channel, int]]
     """(connection, frame number) of the frames with the current parameters; cleared when none needs them any more."""
     buffer: Callable[[int], Vector]
-    """Returns a float32 buffer of so many bytes."""
+    """Returns a float32 buffer of this many bytes."""
 
     def apply(self, param: Any, grad: Any, state: Mapping[str, Any], **how: Any) -> None:
         """See Updates."""

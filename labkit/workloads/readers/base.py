@@ -567,6 +567,11 @@ def lines_of(text: str) -> list[tuple[int, str]]:
     return list(each_line(text))
 
 
+def first_row(text: str) -> str:
+    """Return the first line that is not blank; "" where there is none."""
+    return next((line for _, line in each_line(text)), "")
+
+
 def each_line(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, with their numbers; of a large text there is one at a time."""
     if "\r" in text:

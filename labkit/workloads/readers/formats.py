@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from labkit.core.errors import TraceError
 from labkit.workloads.readers import alibaba, gavel, google2011, helios, own, philly
 from labkit.workloads.readers.accounting import SLURMDB, looks_like_dump, looks_like_lsf, looks_like_pbs
-from labkit.workloads.readers.base import bytes_of, header_of, is_yaml, lines_of
+from labkit.workloads.readers.base import bytes_of, first_row, header_of, is_yaml, lines_of
 from labkit.workloads.readers.google2019 import looks_like_events
 from labkit.workloads.readers.kubernetes import is_pods
 from labkit.workloads.readers.mapping import sidecar, sureness
@@ -73,7 +73,7 @@ def guesses(path: Path, *, formats: Sequence[str]) -> list[Guess]:
 def first_line(path: Path) -> str:
     """Return the first line of a file that is not blank, as far as it can be read."""
     head = bytes_of(path, expected="a trace")[: 1 << 16].decode("utf-8-sig", "replace")
-    return next((line for _, line in lines_of(head)), "")
+    return first_row(head)
 
 
 def _of_folder(path: Path) -> Guess:

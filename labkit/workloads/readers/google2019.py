@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import header_of, lines_of, names_of, table_of
+from labkit.workloads.readers.base import first_row, header_of, names_of, table_of
 from labkit.workloads.readers.google2011 import AFTER_THE_TRACE_US, of_events
 from labkit.workloads.readers.ledger import Read
 from labkit.workloads.readers.records import table_text
@@ -43,7 +43,7 @@ def read_google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_me
 
 def looks_like_events(head: str) -> bool:
     """Return whether a text begins like these events, in JSON or with their header."""
-    first = next((line for _, line in lines_of(head)), "")
+    first = first_row(head)
     return all(f'"{name}"' in head for name in COLUMNS) or set(COLUMNS) <= {
         cell.strip() for cell in header_of(first, ",")
     }
@@ -55,7 +55,7 @@ def google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
 
     path = Path(path)
     text, _ = table_text(path)
-    header = header_of(next((line for _, line in lines_of(text[: 1 << 16])), ""), ",")
+    header = header_of(first_row(text[: 1 << 16]), ",")
     table = table_of(
         path, columns=COLUMNS, names=("type", "user"), header=True, expected=EXPECTED, text=text, optional=REQUESTS
     )

@@ -16,9 +16,9 @@ from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
     TraceTable,
+    first_row,
     from_zero,
     header_of,
-    lines_of,
     names_of,
     numbers_of,
     per_gpu,
@@ -94,7 +94,7 @@ def table(path: str | Path) -> tuple[pd.DataFrame, str]:
     """
     path = Path(path)
     text, _ = table_text(path)
-    first = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    first = first_row(text[: 1 << 16])
     separator = max(SEPARATORS, key=first.count)
     names = header_of(first, separator)
     if not 2 <= len(names) <= MAX_COLUMNS or not all(name.strip() for name in names[1:-1]):  # pandas' index has no name
@@ -351,7 +351,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     path, sources = Path(path), mapping.sources
     names = tuple(dict.fromkeys(source.column for source in sources.values()))
     text, doubt = table_text(path)
-    header = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    header = first_row(text[: 1 << 16])
     refuse_unfit(sources, header_of(header, mapping.separator), path)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(

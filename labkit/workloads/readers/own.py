@@ -14,7 +14,7 @@ from labkit.core.files import write_atomically
 from labkit.core.jobs import Jobs
 from labkit.core.parquet import ForeignError, ParquetError, decode_frame, encode_frame
 from labkit.core.text import spreadsheet_text, text_of_spreadsheet
-from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, bytes_of, lines_of, names_of, table_of, text_of
+from labkit.workloads.readers.base import MAX_NUMBER, TraceTable, bytes_of, first_row, names_of, table_of, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +110,7 @@ def write(jobs: Jobs, path: str | Path) -> Path:
 
 
 def _header(text: str) -> list[str]:
-    return next((line for _, line in lines_of(text)), "").split(",")
+    return first_row(text).split(",")
 
 
 def _jobs(table: TraceTable) -> Jobs:

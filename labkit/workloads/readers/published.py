@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import TraceTable, header_of, lines_of, table_of
+from labkit.workloads.readers.base import TraceTable, first_row, header_of, table_of
 from labkit.workloads.readers.ledger import Read, TraceLedger
 from labkit.workloads.readers.mapped import mapped
 from labkit.workloads.readers.mapping import ColumnMap, named
@@ -115,7 +115,7 @@ def published(name: str) -> Callable[[str | Path], Read]:
     def read(path: str | Path) -> Read:
         path = Path(path)
         text, _ = table_text(path)
-        header = next((line for _, line in lines_of(text[: 1 << 16])), "")
+        header = first_row(text[: 1 << 16])
         there = {cell.strip() for cell in header_of(header, ",")}
         if not any(there >= set(columns) for columns in TABLES[name].headers):
             raise TraceError(

@@ -10,7 +10,7 @@ from typing import Any, Final
 from labkit.core.device_names import SLICE, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
-from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, header_of, lines_of, table_of
+from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, first_row, header_of, table_of
 from labkit.workloads.readers.line_repair import LineRepair
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
@@ -87,7 +87,7 @@ def sacct_table(path: Path) -> TraceTable:
         If it cannot be read, or a column is missing without which nothing can be told.
     """
     text, doubt = any_text_of(path, expected=EXPECTED)
-    first = next((line for _, line in lines_of(text[: 1 << 16])), "")
+    first = first_row(text[: 1 << 16])
     if first.lstrip().startswith(("{", "[")):
         return _from_json(path, text)
     separator = separator_of(first)
