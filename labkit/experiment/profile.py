@@ -20,7 +20,7 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
     """Measure one job of each kind, alone on the empty cluster, on each device type; and pairs of kinds.
 
     Jobs are of one kind if they have the same model, gang, demands and device types. A gang that does not fit, or does
-    not run on a type, has speed 0 there.
+    not run on a type, has speed 0 there; none shares GPUs that belong to one task each.
     """
     runs_on = speed.runs_on()
     gang = [jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand]
@@ -40,7 +40,8 @@ def measure_profile(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, pairs: b
         fits[placed, t] = _machines(running, cluster) == 1
         spread, which = _spread(jobs, cluster, chosen[here], device_type=t)
         apart[here[which], t] = _each(speed, spread, jobs)
-        if shared is not None:
+        kind_of_gpu = cluster.gpu_kinds.get(cluster.device_types[t])
+        if shared is not None and not (kind_of_gpu and kind_of_gpu.exclusive):
             _measure_pairs(shared[:, :, t], jobs, running, placed, speed)
     mixed = _mixed(jobs, cluster, chosen, speed, runs_on=runs_on, larger=np.flatnonzero(~alone.any(axis=1)))
     without_gpus = (jobs.worker_demand[chosen, GPUS] <= 0) & ~alone.any(axis=1) & (mixed == 0)

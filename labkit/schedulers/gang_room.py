@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from labkit.core.devices import NEAR
 from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import rooms
@@ -15,11 +17,12 @@ NOT_BARRED: Bools = np.empty(0, np.bool_)
 
 
 class Seat(NamedTuple):
-    """Where a gang sits: device groups, roles (0: worker) and how many tasks, (P,) each."""
+    """Where a gang sits: device groups, roles (0: worker), how many tasks, and sets of GPUs (-1: not told), (P,)."""
 
     group: Ints
     role: Ints
     n: Ints
+    devices: Ints
 
 
 class GangRoom:
@@ -70,7 +73,7 @@ class GangRoom:
         return self._cluster.n_machines
 
     def find(self, job: int, free: Floats, *, barred: Bools = NOT_BARRED, k: int | None = None) -> Seat | None:
-        """Return where a gang finds room in what is free, (G, R), off some machines, (M,); None: nowhere.
+        """Return where a gang finds room in what is free, (G, R + D), off some machines, (M,); None: nowhere.
 
         It sits on k machines, by default on as many as it names.
         """
@@ -86,8 +89,13 @@ class GangRoom:
         return None if chosen is None else self._seat(job, free, chosen, by_group, barred)
 
     def take(self, free: Floats, job: int, seat: Seat, *, sign: int = -1) -> None:
-        """Take a gang out of what is free, (G, R), which is changed; `sign=1` gives it back."""
-        np.add.at(free, seat.group, sign * seat.n[:, None] * self._demand[seat.role, job])
+        """Take a gang out of what is free, (G, R + D), which is changed; `sign=1` gives it back."""
+        r, demand = self._demand.shape[2], self._demand[seat.role, job]
+        np.add.at(free[:, :r], seat.group, sign * seat.n[:, None] * demand)
+        if free.shape[1] > r:
+            on = (np.maximum(seat.devices, 0)[:, None] >> np.arange(free.shape[1] - r)) & 1
+            each = np.where(demand[:, GPUS] < 1, seat.n * demand[:, GPUS], 1.0)
+            np.add.at(free[:, r:], seat.group, sign * each[:, None] * on)
 
     def on(self, seat: Seat) -> Bools:
         """Return the machines of a seat, (M,)."""
@@ -121,10 +129,10 @@ class GangRoom:
                 if (n := min(left, int(by_group[g]))) > 0:
                     rows.append((g, 0, n))
                     left -= n
-        n_ps = int(self._table.n_ps[job])
+        n_ps, rest = int(self._table.n_ps[job]), free.copy()
+        seat = self._on_gpus(job, rest, rows)
         if n_ps:
-            rest = free.copy()
-            self.take(rest, job, _seat(rows))
+            rows = []
             open_ = self._up if not len(barred) else self._up & ~barred[self._of]
             room = np.where(open_, rooms(rest, self._demand[1, job]), 0)
             near = np.bincount([m for m, _ in chosen], minlength=self._cluster.n_machines)[self._of] > 0
@@ -134,12 +142,33 @@ class GangRoom:
                     n_ps -= n
             if n_ps:
                 return None
-        return _seat(rows)
+            seat = Seat(*(np.concatenate(two) for two in zip(seat, self._on_gpus(job, rest, rows), strict=True)))
+        return seat
 
+    def _on_gpus(self, job: int, free: Floats, rows: list[tuple[int, int, int]]) -> Seat:
+        """Return the seat of rows (group, role, tasks) of which each names its GPUs; take it out of what is free."""
+        if free.shape[1] > self._demand.shape[2]:
+            rows_on = [(*row[:2], *each) for row in rows for each in self._gpus_for(job, free[row[0]], *row[1:])]
+        else:
+            rows_on = [(*row, -1) for row in rows]
+        columns = np.array(rows_on, np.int32).reshape(-1, 4)
+        seat = Seat(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3])
+        self.take(free, job, seat)
+        return seat
 
-def _seat(rows: list[tuple[int, int, int]]) -> Seat:
-    columns = np.array(rows, np.int32).reshape(-1, 3)
-    return Seat(columns[:, 0], columns[:, 1], columns[:, 2])
+    def _gpus_for(self, job: int, free: Floats, role: int, n: int) -> list[tuple[int, int]]:
+        """Return how many of n tasks have which set of GPUs of a group, (R + D,): parts by best fit."""
+        gpus, left = float(self._demand[role, job, GPUS]), free[self._demand.shape[2] :].copy()
+        if not gpus > 0:
+            return [(n, -1)]
+        if gpus >= 1:
+            whole = np.flatnonzero(left > 1 - NEAR)[: round(n * gpus)]
+            return [(n, int((1 << whole).sum()))]
+        on = np.zeros(len(left), np.int64)
+        for _ in range(n):
+            d = int(np.argmin(np.where(left >= gpus - NEAR, left, np.inf)))
+            left[d], on[d] = left[d] - gpus, on[d] + 1
+        return [(int(on[d]), 1 << int(d)) for d in np.flatnonzero(on)]
 
 
 def neighbours(fits: Bools, k: int) -> list[int] | None:
@@ -167,10 +196,11 @@ def placement_of(seats: dict[int, Seat]) -> Placement:
     """Return the placement that starts some jobs, each in its seat."""
     if not seats:
         return Placement.nothing()
-    return Placement.of(
+    placement = Placement.of(
         list(seats),
         job=np.repeat(list(seats), [len(seat.group) for seat in seats.values()]),
         group=np.concatenate([seat.group for seat in seats.values()]),
         role=np.concatenate([seat.role for seat in seats.values()]),
         count=np.concatenate([seat.n for seat in seats.values()]),
     )
+    return replace(placement, devices=np.concatenate([seat.devices for seat in seats.values()]))

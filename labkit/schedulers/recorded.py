@@ -41,7 +41,7 @@ class Recorded:
         if self._jobs is not table:
             self._jobs, self._start_s = table, np.nan_to_num(table.recorded_start_s, nan=-math.inf)
         start_s = self._start_s[waiting]
-        room, free = GangRoom(snapshot), snapshot.free.copy()
+        room, free = GangRoom(snapshot), snapshot.left.copy()
         number = {name: m for m, name in enumerate(snapshot.cluster.machines)}
         seats: dict[int, Seat] = {}
         reasons = []

@@ -158,8 +158,8 @@ class Slurm:
         for job in [job for job in self._started if job not in there]:
             del self._started[job], self._seats[job]
         for job in there - self._started.keys():  # as after a reservation, whose part has its own scheduler
-            _, role, group, count = snapshot.tasks_of(np.array([job], np.int32))
-            self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count)
+            (_, role, group, count), on = snapshot.tasks_of(one := np.array([job], np.int32)), snapshot.devices_of(one)
+            self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count, on)
         if self.fair_share:
             self._note_usage(snapshot, running)
 
@@ -209,7 +209,7 @@ class _Pass:
     def __init__(self, slurm: Slurm, snapshot: Snapshot, running: Ints) -> None:
         self._slurm, self._snapshot, self._now_s = slurm, snapshot, snapshot.now_s
         self._table, self._cluster = snapshot.table, snapshot.cluster
-        self._room, self._free = GangRoom(snapshot), snapshot.free.copy()
+        self._room, self._free = GangRoom(snapshot), snapshot.left.copy()
         self._limit_s = np.where(np.isnan(self._table.limit_s), self._table.duration_s, self._table.limit_s)
         self._limit_s = np.nan_to_num(self._limit_s, nan=math.inf)
         known = [one for one in slurm._holds if one.known_s <= self._now_s < one.end_s]

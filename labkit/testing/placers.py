@@ -24,7 +24,7 @@ def check_placer(placer: Placer, *, scenes: Iterable[DecisionScene] | None = Non
     Parameters
     ----------
     scenes : iterable of DecisionScene, optional
-        Where to try it; random ones of `seed` by default, ten without pairs and five with some.
+        Where to try it; random ones of `seed` by default: ten, five with pairs, and five with slices and modes of GPUs.
 
     Raises
     ------
@@ -37,7 +37,11 @@ def check_placer(placer: Placer, *, scenes: Iterable[DecisionScene] | None = Non
     >>> check_placer(Pack())
     """
     if scenes is None:
-        scenes = [*random_scenes(seed=seed), *random_scenes(n=5, seed=seed, pairs=True)]
+        scenes = [
+            *random_scenes(seed=seed),
+            *random_scenes(n=5, seed=seed, pairs=True),
+            *random_scenes(n=5, seed=seed, kinds=True),
+        ]
     for i, scene in enumerate(scenes):
         rng = np.random.default_rng([seed, i])
         for share in (0.0, 0.5, 1.0):

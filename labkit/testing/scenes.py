@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core import Cluster, Events, Gangs, Jobs, Kind, Ledger, Placement, Placer, Running, Snapshot
+from labkit.core.device_types import may_run_on
 from labkit.core.events import events
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.experiment import Session
@@ -22,6 +23,14 @@ from labkit.topology.servers import Server
 PLACERS: Final[tuple[Placer, ...]] = (FirstFit(), Spread(), Pack(), Even())
 SOCKETS: Final = (((2, 8, 64),), ((2, 8, 64), (2, 8, 64)), ((1, 4, 16), (2, 6, 32)), ((4, 16, 128),), ((0, 32, 64),))
 TYPES: Final = ("v100", "p100", "k80")
+SERVERS: Final = (
+    Server("exclusive", ((2, 8, 64),), "p100", gpu_memory_gb=16, exclusive=True),
+    Server("shared", ((4, 16, 128), (2, 8, 64)), "v100", gpu_memory_gb=32),
+    Server("cut", ((2, 28, 140),), "k80", mig=("3g.20gb", "2g.10gb", "2g.10gb")),
+    Server("cut alike", ((1, 14, 70),), "p100", exclusive=True, mig=("2g.20gb",) * 3),
+)
+"""Machines whose GPUs differ in memory and mode, some cut by MIG (as if it could cut these types)."""
+DEMANDS: Final = ("", "", "", "v100", "p100", "3g.20gb", "2g.10gb", "2g.20gb", "2g.10gb|v100", "k80-2g.10gb", "!p100")
 
 
 class SharedSpeeds(Recorded):
@@ -160,13 +169,32 @@ def asked(jobs: Jobs, which: Any) -> Gangs:
     return Gangs.of(which, n_workers=jobs.n_workers[which], n_ps=jobs.n_ps[which])
 
 
-def random_cluster(rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2) -> Cluster:
-    """Return machines of several kinds and device types, the first of them with GPUs."""
+def random_cluster(
+    rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2, kinds: bool = False
+) -> Cluster:
+    """Return machines of several kinds and device types, the first of them with GPUs; `kinds`: of `SERVERS`."""
     servers = []
+    if kinds:
+        chosen = [rng.integers(len(SERVERS) if machine else 2) for machine in range(n_machines)]
+        return no_network(n_machines, servers=[(1, SERVERS[i]) for i in chosen])
     for machine in range(n_machines):
         sockets = SOCKETS[rng.integers(len(SOCKETS) - (machine == 0))]
         servers.append((1, Server("any", sockets=sockets, device_type=TYPES[rng.integers(n_types)])))
     return no_network(n_machines, servers=servers)
+
+
+def with_demands(rng: np.random.Generator, jobs: Jobs, *, cluster: Cluster) -> Jobs:
+    """Return the jobs with demands for types, slices and memory of GPUs; those that none meets take any whole ones."""
+    n = len(jobs)
+    asking = jobs.with_columns(
+        device_type=rng.choice(np.array(DEMANDS, object), n), gpu_memory_gb=rng.choice([0.0, 0, 4, 8, 16, 20], n)
+    )
+    met, whole = may_run_on(asking, cluster).any(axis=1), jobs.worker_demand.copy()
+    whole[~met, GPUS] = np.ceil(whole[~met, GPUS])
+    return asking.with_columns(
+        device_type=np.where(met, asking.device_type, ""), gpu_memory_gb=np.where(met, asking.gpu_memory_gb, 0.0),
+        worker_demand=whole,
+    )  # fmt: skip
 
 
 def random_runs_on(rng: np.random.Generator, *, cluster: Cluster, n_jobs: int) -> Bools:
@@ -245,11 +273,19 @@ def random_scene(
     n_jobs: int = 8,
     n_decisions: int = 5,
     pairs: bool = False,
+    kinds: bool = False,
 ) -> DecisionScene:
-    """Return a scene after some random decisions (fewer, if all jobs complete before); with `pairs` some jobs share."""
-    cluster = random_cluster(rng, n_machines=n_machines, n_types=n_types)
+    """Return a scene after some random decisions (fewer, if all jobs complete before); with `pairs` some jobs share.
+
+    `kinds`: some GPUs are slices of MIG or belong to one task, and jobs ask for slices, types and memory.
+    """
+    cluster = random_cluster(rng, n_machines=n_machines, n_types=n_types, kinds=kinds)
     runs_on = random_runs_on(rng, cluster=cluster, n_jobs=n_jobs)
-    jobs = random_jobs(rng, cluster=cluster, runs_on=runs_on)
+    jobs = random_jobs(rng, cluster=cluster, runs_on=np.ones_like(runs_on) if kinds else runs_on)
+    if kinds:
+        jobs = with_demands(rng, jobs, cluster=cluster)
+        runs_on = may_run_on(jobs, cluster)
+        jobs = _made_to_fit(jobs, cluster, runs_on)
     simulator = Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster))
     session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng, pairs=pairs)
     for _ in range(n_decisions):
@@ -261,9 +297,11 @@ def random_scene(
     return DecisionScene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
 
 
-def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False) -> Iterator[DecisionScene]:
-    """Return scenes of growing size, from one machine and one job on; with `pairs` some jobs share their GPUs."""
+def random_scenes(
+    *, n: int = 10, seed: int = 0, pairs: bool = False, kinds: bool = False
+) -> Iterator[DecisionScene]:
+    """Return scenes of growing size, from one machine and one job on; `pairs`, `kinds`: as of `random_scene`."""
     for i in range(n):
         rng = np.random.default_rng([seed, i])
         sizes = {"n_machines": 1 + i % 5, "n_types": 1 + i % 3, "n_jobs": 1 + i, "n_decisions": int(rng.integers(8))}
-        yield random_scene(rng, **sizes, pairs=pairs)
+        yield random_scene(rng, **sizes, pairs=pairs, kinds=kinds)

@@ -33,14 +33,16 @@ def check_scheduler(
     """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
 
     On each scene: what `check_answer` checks; then whole runs of the scene's jobs: decisions at events, in slots with
-    overheads, and with failing machines. In some scenes jobs share their GPUs, whatever the scheduler thinks of that.
+    overheads, and with failing machines. In some scenes jobs share their GPUs, whatever the scheduler thinks of that;
+    in others GPUs are slices or belong to one task, and jobs demand slices, types and memory.
 
     Parameters
     ----------
     scheduler : Scheduler
         As a user would pass it to a session.
     scenes : iterable of DecisionScene, optional
-        Where to try it; random ones of `seed` by default, ten without pairs and, for answers only, ten with some.
+        Where to try it; random ones of `seed` by default: ten, ten with slices (decisions at events alone), and ten with
+        pairs (answers alone).
     seed : int
         Of these scenes.
     quick : bool
@@ -64,6 +66,9 @@ def check_scheduler(
     n = QUICK_SCENES if quick else N_SCENES
     for scene in random_scenes(n=n, seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
+    for scene in random_scenes(n=n, seed=seed, kinds=True) if scenes is None else ():
+        check_answer(deepcopy(scheduler), scene=scene)
+        check_run(deepcopy(scheduler), scene=scene)
     for scene in random_scenes(n=n, seed=seed) if scenes is None else scenes:
         check_answer(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene)

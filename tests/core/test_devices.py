@@ -86,7 +86,8 @@ def test_room_is_what_an_integer_program_finds(seed: int) -> None:
 
 def test_three_jobs_of_six_tenths_start_at_0_0_and_100() -> None:
     jobs = Jobs.of(arrival_s=[0, 0, 0], total_steps=100, duration_s=100, worker_demand=(0.6, 1, 0))
-    for name in ("fifo", "srtf", "las", "sjf", "easy", "tetris", "drf", "whole_gang", "gavel_las", "fifo(placer=fgd)"):
+    for name in ("fifo", "srtf", "las", "sjf", "easy", "tetris", "drf", "whole_gang", "gavel_las", "fifo(placer=fgd)",
+                 "slurm", "recorded"):
         session = Experiment.of(jobs, cluster=one_group(2), speed="recorded").session(make(name))
         log = session.run(make(name))
         assert sorted(log["time_s"][log["kind"] == Kind.STARTED].tolist()) == [0, 0, 100], name
@@ -129,7 +130,7 @@ def in_use(session: Session) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["fifo(backfill=True)", "srtf", "fifo(backfill=True,placer=fgd)", "sjf(backfill=True)"]
+    "name", ["fifo(backfill=True)", "srtf", "fifo(backfill=True,placer=fgd)", "sjf(backfill=True)", "recorded"]
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_no_gpu_is_overfull_and_nobody_waits_where_room_is(name: str, seed: int) -> None:

@@ -17,10 +17,13 @@ from labkit.core.events import Kind
 from labkit.core.gpu_kinds import CARDS, GpuKind, SliceableGpu, refuse_geometry
 from labkit.core.resources import GPUS
 from labkit.experiment import Experiment, Session, at_events
+from labkit.experiment.profile import measure_profile
 from labkit.results.files import read_cluster, write_cluster
 from labkit.schedulers import make
+from labkit.schedulers.gavel.prices import prices_of
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
+from labkit.testing.scenes import SharedSpeeds
 from labkit.topology import from_inventory, no_network
 from labkit.topology.servers import Server
 
@@ -118,7 +121,7 @@ def test_a_slice_is_for_jobs_that_name_its_profile() -> None:
 
 
 def test_five_jobs_on_four_slices_start_at_0_and_100() -> None:
-    for name in ("fifo", "srtf", "las", "easy", "tetris", "gavel_las", "fifo(placer=fgd)"):
+    for name in ("fifo", "srtf", "las", "easy", "slurm", "tetris", "gavel_las", "fifo(placer=fgd)"):
         assert sorted(started_s(jobs_of(device_type=["2g.10gb"] * 5), cut(), name)) == [0, 0, 0, 0, 100], name
 
 
@@ -127,6 +130,20 @@ def test_a_slice_is_shared_as_a_gpu_is_unless_it_is_exclusive() -> None:
     assert started_s(halves, cut()) == [0, 0, 0, 0]
     with pytest.raises(InputError, match=r"job 0 asks for 0\.5 of a GPU of device type '3g\.20gb'; .*\(exclusive\)"):
         started_s(halves, cut(exclusive=True))
+
+
+def test_no_two_jobs_are_measured_beside_each_other_on_gpus_that_belong_to_one_task() -> None:
+    jobs, cluster = jobs_of(device_type=["", "3g.20gb"], worker_demand=(1, 1, 0)), cut(exclusive=True)
+    shared = measure_profile(jobs, cluster, speed=SharedSpeeds(jobs, cluster), pairs=True).shared
+    assert shared is not None
+    assert np.isnan(shared[:, :, :2]).all()
+    assert np.nanmax(shared[:, :, 2]) > 0
+
+
+def test_a_slice_costs_its_part_of_its_gpu() -> None:
+    """Source: 2 of 7 slices of compute, NVIDIA, Multi-Instance GPU user guide."""
+    found = prices_of(("a100-2g.10gb", "a100", "a30-1g.6gb"), {"a100": 7.0, "a30-1g.6gb": 0.3}, policy=None)
+    np.testing.assert_allclose(found, [2.0, 7.0, 0.3])
 
 
 def test_a_part_of_a_gpu_has_as_large_a_part_of_its_memory() -> None:

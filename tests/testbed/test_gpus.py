@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.core import Jobs
-from labkit.core.devices import refuse_parts, with_whole_gpus
+from labkit.core.device_types import refuse_on_no_type
+from labkit.core.devices import refuse_parts, refuse_slices, with_whole_gpus
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.placement import Placement
 from labkit.core.resources import amounts
@@ -221,15 +222,31 @@ def test_jobs_that_ask_for_parts_of_gpus_are_refused_before_the_run():
 @settings(max_examples=4 * settings().max_examples)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_simulator_and_agents_refuse_the_same_placements(seed):
-    """The simulator checks its book of GPUs; an agent hands out numbered GPUs of a device group, each to one job."""
+    """The simulator checks its book of GPUs; an agent hands out numbered GPUs of a device group, each to one job.
+
+    What an agent cannot know of GPUs (types, memory, modes), both ask of the same rule before anything runs; what it
+    does not hand out (slices, parts of GPUs that the simulator has) is refused before a run on machines.
+    """
     rng = np.random.default_rng(seed)
     n_groups, n = int(rng.integers(1, 4)), int(rng.integers(1, 6))
     sockets = tuple((float(rng.integers(1, 5)), 1e3, 1e3) for _ in range(n_groups))
-    cluster = no_network(1, servers=Server("s", sockets))
-    gpus, group = rng.integers(1, 3, n), rng.integers(0, n_groups, n)
+    mig = rng.choice(["", "", "3g.20gb"])
+    exclusive, memory_gb = bool(rng.integers(2)), 40.0 if mig else float(rng.choice([np.nan, 16.0]))
+    server = Server("s", sockets, gpu_memory_gb=memory_gb, exclusive=exclusive, mig=("3g.20gb", "3g.20gb") if mig else ())
+    cluster = no_network(1, servers=server)
+    gpus, group = rng.choice([0.5, 1, 1, 1, 2, 2, 2], n), rng.integers(0, n_groups, n)
     count = rng.integers(1, 3, n)
-    jobs = Jobs.of(arrival_s=np.zeros(n), total_steps=1.0, duration_s=1.0, n_workers=count,
-                   worker_demand=np.stack([gpus, gpus * 0, gpus * 0], axis=1))  # fmt: skip
+    jobs = Jobs.of(arrival_s=np.zeros(n), total_steps=1.0, duration_s=1.0, n_workers=count, device_type=mig,
+                   worker_demand=np.stack([gpus, gpus * 0, gpus * 0], axis=1),
+                   gpu_memory_gb=rng.choice([0.0, 0, 0, 8, 12, 17, 24], n))  # fmt: skip
+    of_simulator, of_machines = (refused(jobs, cluster, ssh=ssh) for ssh in (False, True))
+    parts = bool((gpus < 1).any())
+    assert of_machines == (of_simulator or bool(mig) or parts)
+    has_gb = memory_gb if not mig else 20.0
+    lacks = jobs.gpu_memory_gb > np.minimum(gpus, 1) * has_gb  # NaN: not known, and nothing is refused
+    assert of_simulator == bool(lacks.any() or (exclusive and parts))
+    if of_machines:
+        return
     simulator = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
     simulator.advance(0.0, stop_at_event=False)
     free = [[*range(int(g))] for g, *_ in sockets]
@@ -249,6 +266,18 @@ def test_simulator_and_agents_refuse_the_same_placements(seed):
     except PlacementError:
         taken = False
     assert taken == fits
+
+
+def refused(jobs, cluster, *, ssh):
+    """Return whether a run of jobs is refused before it begins: what a simulation checks, and machines beside that."""
+    try:
+        refuse_on_no_type(jobs, cluster)
+        if ssh:
+            refuse_parts(jobs)
+            refuse_slices(cluster)
+    except InputError:
+        return True
+    return False
 
 
 def test_fewer_gpus_than_the_inventory_says_are_told_before_anything_runs(driver, dial, tmp_path):  # noqa: F811

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.device_names import SLICE, slice_of
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats
 
@@ -33,9 +34,12 @@ def refuse_odd_prices(prices: Any) -> None:
 def prices_of(device_types: Sequence[str], prices: Mapping[str, float], *, policy: object) -> Floats:
     """Return the price of each device type, (T,); NaN where a policy that asks for none is not told one.
 
-    Raise InputError if the policy is about cost, and a type has no price.
+    A slice of MIG costs as large a part of what its GPU costs, unless it has a price of its own. Raise InputError if
+    the policy is about cost, and a type has no price.
     """
-    unpriced = [kind for kind in device_types if kind not in prices]
+    of_gpu = {kind: prices.get(SLICE.sub("", kind), math.nan) * (slice_of(kind) or 1.0) for kind in device_types}
+    found = [prices.get(kind, of_gpu[kind]) for kind in device_types]
+    unpriced = [kind for kind, price in zip(device_types, found, strict=True) if math.isnan(price)]
     if unpriced and getattr(policy, "wants_prices", False):
         name = f"gavel_{type(policy).__name__.lower()}"
         example = ", ".join(f"'{kind}': DOLLARS" for kind in device_types)
@@ -43,4 +47,4 @@ def prices_of(device_types: Sequence[str], prices: Mapping[str, float], *, polic
             f"{name}: no price is known for device type{'s' if len(unpriced) > 1 else ''} {', '.join(unpriced)}; give "
             f"dollars per GPU and hour: {name}(prices={{{example}}})."
         )
-    return np.array([prices.get(kind, np.nan) for kind in device_types])
+    return np.array(found)

@@ -1,4 +1,8 @@
-"""Google's cluster trace of 2019: instance events as BigQuery exports them, in JSON, one on each line, or CSV."""
+"""Google's cluster trace of 2019: instance events as BigQuery exports them, in JSON, one on each line, or CSV.
+
+Names of columns, kinds of events and units are those of `InstanceEvent` and `EventType` in
+github.com/google/cluster-data: clusterdata_trace_format_v3.proto. Users stand in collection events alone.
+"""
 
 from __future__ import annotations
 

@@ -336,10 +336,11 @@ def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSourc
     return replace(source, unit=unit if unit in units else "gb" if "gb" in units else "s")
 
 
-def mapped(path: str | Path, mapping: ColumnMap) -> Read:
+def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | None = None) -> Read:
     """Return the jobs of a table by a mapping, and what became of its rows.
 
     A job is a rigid gang of one worker per GPU, its cores and memory shared among them; its steps are its seconds.
+    `content`: what `table_text` returns of the file, where it was read before.
 
     Raises
     ------
@@ -350,7 +351,7 @@ def mapped(path: str | Path, mapping: ColumnMap) -> Read:
     """
     path, sources = Path(path), mapping.sources
     names = tuple(dict.fromkeys(source.column for source in sources.values()))
-    text, doubt = table_text(path)
+    text, doubt = content or table_text(path)
     header = first_row(text[: 1 << 16])
     refuse_unfit(sources, header_of(header, mapping.separator), path)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"

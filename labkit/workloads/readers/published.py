@@ -81,11 +81,12 @@ TABLES: Final = {
         "https://github.com/SymbioticLab/Tiresias/tree/master/simulator",
     ),
     "lucid": PublishedTable(
-        "jobs of a cluster_full_log.csv of Lucid's simulator",
+        "jobs of a cluster_full_log.csv or cluster_log.csv of Lucid's simulator",
         (_columns("user vc gpu_num state submit_time duration dataset model batchsize amp"),
-         _columns("user vc jobname gpu_num state submit_time start_time end_time duration queue")),
+         _columns("user vc jobname gpu_num state submit_time duration")),
         "arrival=submit_time,duration=duration,gpus=gpu_num,cpus=cpu_num,user=vc,model=model,id=job_id",
-        "https://github.com/S-Lab-System-Group/Lucid/tree/main/simulation",
+        "https://github.com/S-Lab-System-Group/Lucid/blob/main/simulation/utils.py: the columns that it reads of both, of "
+        "Helios' clusters and of Philly alike",
     ),
 }  # fmt: skip
 """Published tables in which each row is a job, by the names of their formats."""
@@ -114,15 +115,15 @@ def published(name: str) -> Callable[[str | Path], Read]:
 
     def read(path: str | Path) -> Read:
         path = Path(path)
-        text, _ = table_text(path)
-        header = first_row(text[: 1 << 16])
+        content = table_text(path)
+        header = first_row(content[0][: 1 << 16])
         there = {cell.strip() for cell in header_of(header, ",")}
         if not any(there >= set(columns) for columns in TABLES[name].headers):
             raise TraceError(
                 f"{path}: line 1 is '{header[:60]}'; expected the columns {', '.join(TABLES[name].headers[0])}."
             )
         found = {field: source for field, source in named(TABLES[name].meaning).items() if source.column in there}
-        return mapped(path, ColumnMap(",", found))
+        return mapped(path, ColumnMap(",", found), content=content)
 
     return read
 
