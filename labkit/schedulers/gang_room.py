@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -192,15 +193,16 @@ def neighbours(fits: Bools, k: int) -> list[int] | None:
     return sorted(chosen)
 
 
-def placement_of(seats: dict[int, Seat]) -> Placement:
-    """Return the placement that starts some jobs, each in its seat."""
+def placement_of(seats: dict[int, Seat], stopped: Sequence[int] = (), declined: Sequence[int] = ()) -> Placement:
+    """Return the placement that starts some jobs, each in its seat, stops others, and gives some up."""
     if not seats:
-        return Placement.nothing()
+        return Placement.of(list(stopped), declined=list(declined))
     placement = Placement.of(
-        list(seats),
+        [*seats, *stopped],
         job=np.repeat(list(seats), [len(seat.group) for seat in seats.values()]),
         group=np.concatenate([seat.group for seat in seats.values()]),
         role=np.concatenate([seat.role for seat in seats.values()]),
         count=np.concatenate([seat.n for seat in seats.values()]),
+        declined=list(declined),
     )
     return replace(placement, devices=np.concatenate([seat.devices for seat in seats.values()]))

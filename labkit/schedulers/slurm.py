@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, NamedTuple
 
@@ -11,12 +11,15 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.life import Context, Hold
-from labkit.core.placement import Placement
+from labkit.core.placement import Placement, Reason
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.schedulers.gang_room import GangRoom, Seat, placement_of
+from labkit.schedulers.preemption import PreemptRules
 
 PRIORITIES: Final = ("basic", "multifactor")
+CANCELLED_S: Final = 1e-3
+"""Seconds after which a job that was preempted to be cancelled is given up: its room is another's by then."""
 
 
 class StartPlan(NamedTuple):
@@ -36,7 +39,8 @@ class Slurm:
     waits, in order, is planned where it fits first by the time limits of those that run and by the plans before it,
     and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not start on hosts
     which a reservation that is known will hold within their limit; one which only that keeps from starting keeps none.
-    It preempts none.
+    With a `preempt_type`, a job that finds no room takes that of the least urgent jobs which it may preempt: those with
+    the lowest tier and `qos_factors`, of equal ones the one that started last, and no more of them than it needs.
 
     Attributes
     ----------
@@ -53,6 +57,8 @@ class Slurm:
         of the cluster; and the numbers in `partition_factors` and `qos_factors` over the largest one.
     partition_factors, qos_factors : mapping
         Priority of each partition and quality of service by name; 0 for others.
+    preempt_type, preempts, partition_tiers, preempt_mode, exempt_s, grace_s
+        Who preempts whom, and what becomes of them, as `labkit.schedulers.preemption.PreemptRules` has them.
     max_age_s, half_life_s, calc_period_s : float
         PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has the least priority.
 
@@ -82,6 +88,12 @@ class Slurm:
     max_age_s: float = 7 * 86_400.0
     half_life_s: float = 7 * 86_400.0
     calc_period_s: float = 300.0
+    preempt_type: str = "none"
+    preempts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    partition_tiers: Mapping[str, float] = field(default_factory=dict)
+    preempt_mode: str | Mapping[str, str] = "requeue"
+    exempt_s: float = 0.0
+    grace_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.priority not in PRIORITIES:
@@ -92,6 +104,9 @@ class Slurm:
         for name in ("bf_resolution_s", "bf_max_job_test", "default_queue_depth"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected a number >= 0.")
+        self._rules = PreemptRules(
+            self.preempt_type, self.preempts, self.partition_tiers, self.preempt_mode, self.exempt_s, self.grace_s
+        )
         self._forget(())
 
     def begin(self, context: Context) -> None:
@@ -104,6 +119,8 @@ class Slurm:
         self._known: tuple[bytes, bytes] = b"", b""
         self._started: dict[int, float] = {}
         self._seats: dict[int, Seat] = {}
+        self._leaving: dict[int, tuple[float, int]] = {}
+        self._cancelled: set[int] = set()
         self._since: dict[int, float] = {}
         self._usage: Floats = np.empty(0)
         self._ranks: tuple[float, dict[int, float]] = -math.inf, {}
@@ -116,13 +133,15 @@ class Slurm:
             self._zero_s = now_s
         running = snapshot.jobs.number[snapshot.holds(snapshot.jobs.number)]
         self._keep_books(snapshot, running, waiting)
+        declined = [job for job in waiting.tolist() if job in self._cancelled]
+        waiting = waiting[~np.isin(waiting, declined)]
         seen = waiting.tobytes(), running.tobytes()
         news, self._known = seen != self._known, seen
-        if not len(waiting):
-            return Placement.nothing()
+        if not len(waiting) and not self._leaving:
+            return Placement.of((), declined=declined) if declined else Placement.nothing()
         order = self._in_order(snapshot, waiting)
         work = _Pass(self, snapshot, running)
-        if news:
+        if work.end_grace() or news:
             work.main(order[: self.default_queue_depth])
         since_s = (now_s - self._zero_s) % self.bf_interval_s
         on_tick = since_s < 1e-6 or self.bf_interval_s - since_s < 1e-6
@@ -133,7 +152,11 @@ class Slurm:
         again_s = now_s + self.bf_interval_s - (0.0 if on_tick else since_s)
         if on_tick and not news and not work.seats:
             again_s = max(again_s, self._on_grid(min(work.next_s, self._next_period_s(now_s))))
-        return replace(placement_of(work.seats), again_s=again_s)
+        again_s = min([again_s, *(at_s for at_s, _ in self._leaving.values())])
+        self._cancelled = {job for job in work.stopped if self._rules.mode_of(snapshot.table, job) == "cancel"}
+        again_s = min(again_s, now_s + CANCELLED_S) if self._cancelled else again_s
+        placement = placement_of(work.seats, [*work.stopped], declined)
+        return replace(placement, reasons=work.reasons(), again_s=again_s)
 
     def _on_grid(self, at_s: float) -> float:
         """Return the first backfill pass at or after a moment."""
@@ -157,6 +180,7 @@ class Slurm:
         there = set(running.tolist())
         for job in [job for job in self._started if job not in there]:
             del self._started[job], self._seats[job]
+        self._leaving = {job: found for job, found in self._leaving.items() if job in there}
         for job in there - self._started.keys():  # as after a reservation, whose part has its own scheduler
             (_, role, group, count), on = snapshot.tasks_of(one := np.array([job], np.int32)), snapshot.devices_of(one)
             self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count, on)
@@ -173,7 +197,11 @@ class Slurm:
         self._usage_s = now_s
 
     def _in_order(self, snapshot: Snapshot, waiting: Ints) -> list[int]:
-        """Return the jobs that wait, the most urgent first; equal ones by arrival."""
+        """Return the jobs that wait, the most urgent first: by tier of the partition, then priority, then arrival."""
+        order = self._by_priority(snapshot, waiting)
+        return sorted(order, key=lambda job: -self._rules.tier(snapshot.table, job)) if self.partition_tiers else order
+
+    def _by_priority(self, snapshot: Snapshot, waiting: Ints) -> list[int]:
         if self.priority == "basic":
             return [int(job) for job in waiting]
         at_s = self._this_period_s(snapshot.now_s)
@@ -215,7 +243,12 @@ class _Pass:
         known = [one for one in slurm._holds if one.known_s <= self._now_s < one.end_s]
         self._holds = [one for one in known if one.start_s < self._now_s + 2 * slurm.bf_window_s]
         self.seats: dict[int, Seat] = {}
-        self._ends = [(slurm._started[job] + self._limit_s[job], job, slurm._seats[job]) for job in running.tolist()]
+        self.stopped: dict[int, int] = {}
+        self._ends = [
+            (min(slurm._started[job] + self._limit_s[job], slurm._leaving.get(job, (math.inf, -1))[0]), job,
+             slurm._seats[job])
+            for job in running.tolist()
+        ]  # fmt: skip
         self.next_s = math.inf
         """When the next plan, or the next end by a limit, is due."""
 
@@ -229,6 +262,8 @@ class _Pass:
                 continue
             closed = self._closed(job, self._now_s)
             seat = self._room.find(job, self._free, barred=barred | closed)
+            if seat is None:
+                seat = self._preempt(job, barred | closed)
             if seat is not None:
                 self._start(job, seat)
             elif not self._only_reserved(job, closed):
@@ -244,6 +279,10 @@ class _Pass:
             alike = self._alike(job)
             limit_s, from_s = earliest.get(alike, (math.inf, -math.inf))
             planned = self._plan(job, plans, ends, from_s=from_s if self._limit_s[job] >= limit_s else -math.inf)
+            if self._slurm._rules.type != "none" and (planned is None or planned[0] > self._now_s):
+                seat_now = self._preempt(job, self._barred(job, self._now_s, plans))
+                if seat_now is not None:
+                    planned, ends, earliest = (self._now_s, seat_now), self._in_time(), {}
             earliest[alike] = self._limit_s[job], math.inf if planned is None else planned[0]
             if planned is None:
                 continue
@@ -287,13 +326,82 @@ class _Pass:
                 at += 1
             if at_s < from_s:
                 continue
-            barred = self._closed(job, at_s)
-            for plan in plans:
-                if plan.from_s < at_s + limit_s and plan.to_s > at_s:
-                    barred = barred | plan.machines
-            if (seat := self._room.find(job, free, barred=barred)) is not None:
+            if (seat := self._room.find(job, free, barred=self._barred(job, at_s, plans))) is not None:
                 return at_s, seat
         return None
+
+    def _barred(self, job: int, at_s: float, plans: list[StartPlan]) -> Bools:
+        """Return the machines that reservations and plans keep a job from starting on at a moment, (M,)."""
+        barred = self._closed(job, at_s)
+        for plan in plans:
+            if plan.from_s < at_s + self._limit_s[job] and plan.to_s > at_s:
+                barred = barred | plan.machines
+        return barred
+
+    def end_grace(self) -> bool:
+        """Stop the jobs whose grace is over; tell whether there are some."""
+        over = [job for job, (at_s, _) in self._slurm._leaving.items() if at_s <= self._now_s + 1e-6]
+        for job in over:
+            self._stop(job, self._slurm._leaving.pop(job)[1])
+        return bool(over)
+
+    def reasons(self) -> tuple[Reason, ...]:
+        """Return why jobs stop."""
+        return tuple(Reason(job, f"preempted by job {self._table.id[by]}") for job, by in self.stopped.items())
+
+    def _preempt(self, job: int, barred: Bools) -> Seat | None:
+        """Return where a job starts if the least urgent ones that it may preempt stop, which they do then.
+
+        With a time of grace they are only told to, and it starts once they are gone.
+        """
+        slurm, others = self._slurm, self._preemptible(job)
+        if not others:
+            return None
+        free = self._free.copy()
+        for other, (_, by) in slurm._leaving.items():
+            if by == job:
+                self._room.take(free, other, slurm._seats[other], sign=1)
+        seat = self._room.find(job, free, barred=barred)
+        given: list[int] = []
+        while seat is None and len(given) < len(others):
+            given.append(others[len(given)])
+            self._room.take(free, given[-1], slurm._seats[given[-1]], sign=1)
+            seat = self._room.find(job, free, barred=barred)
+        if seat is None or not given:
+            return None
+        for other in given[-2::-1]:  # who need not stop goes on, the most urgent one first
+            rest = free.copy()
+            self._room.take(rest, other, slurm._seats[other])
+            if (found := self._room.find(job, rest, barred=barred)) is not None:
+                free, seat = rest, found
+                given.remove(other)
+        if slurm.grace_s > 0:
+            slurm._leaving |= dict.fromkeys(given, (self._now_s + slurm.grace_s, job))
+            return None
+        for other in given:
+            self._stop(other, job)
+        return seat
+
+    def _preemptible(self, job: int) -> list[int]:
+        """Return the jobs that run, are not told to stop, and may be preempted by a job now, the least urgent first."""
+        slurm, rules, table = self._slurm, self._slurm._rules, self._table
+        if rules.type == "none":
+            return []
+        there = [j for _, j, _ in self._ends if j not in self.seats and j not in slurm._leaving]
+        mine = [j for j in there if rules.may(table, job, j)]
+        exempt = [j for j in mine if slurm._started[j] + rules.exempt_s > self._now_s + 1e-6]
+        self.next_s = min([self.next_s, *(slurm._started[j] + rules.exempt_s for j in exempt)])
+        return sorted(
+            (j for j in mine if j not in exempt),
+            key=lambda j: (
+                rules.tier(table, j), slurm.qos_factors.get(str(table.qos[j]), 0.0), -slurm._started[j], -j
+            ),
+        )  # fmt: skip
+
+    def _stop(self, job: int, by: int) -> None:
+        self._room.take(self._free, job, self._slurm._seats[job], sign=1)
+        self._ends = [end for end in self._ends if end[1] != job]
+        self.stopped[job] = by
 
     def _start(self, job: int, seat: Seat) -> None:
         self._room.take(self._free, job, seat)

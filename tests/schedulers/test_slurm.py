@@ -104,6 +104,11 @@ def test_quiet_months_cost_no_pass_each_half_minute() -> None:
     [
         ({"priority": "fair"}, "priority of slurm"), ({"bf_interval_s": 0}, "bf_interval_s is 0; expected seconds > 0"),
         ({"bf_max_job_test": -1}, "bf_max_job_test is -1; expected a number >= 0"),
+        ({"preempt_type": "gang"}, "preempt_type of slurm"), ({"preempt_mode": "suspend"}, "preempt_mode of slurm"),
+        ({"preempt_type": "qos"}, "preempt_type is 'qos', and preempts is empty; expected a mapping"),
+        ({"preempts": {"a": ["b"]}}, "preempts is given, and preempt_type is 'none'; expected 'qos'"),
+        ({"preempt_type": "qos", "preempts": {"a": "b", "b": ["a"]}}, "lets '.' and '.' preempt each other"),
+        ({"grace_s": -1}, "grace_s is -1; expected seconds >= 0"),
     ],
 )  # fmt: skip
 def test_odd_options_are_refused_in_one_line(options: dict[str, object], why: str) -> None:
@@ -137,3 +142,66 @@ def test_waits_of_a_real_slurm_are_met_within_five_percent_on_average_and_ten_on
     assert np.abs(simulated_s / recorded_s - 1).max() <= 0.10, found
     assert abs(simulated_s.mean() / recorded_s.mean() - 1) <= 0.05, found
     assert median_s.max() <= 60, found
+
+
+ONE = no_network(1, servers=FOUR)
+BY_QOS = "slurm(preempt_type='qos',preempts={'high':('low',)}"
+"""Source: slurm.schedmd.com/preempt.html: a job preempts those of the qualities of service that its own one lists."""
+
+
+def runs(jobs: Jobs, scheduler: str, cluster=ONE) -> list[list[float]]:
+    """Return when each job starts first, ends, and how often it was preempted."""
+    table = labkit.simulate(jobs, scheduler=scheduler, cluster=cluster).table
+    return table[["first_start_s", "completion_s", "n_preemptions"]].to_numpy().tolist()
+
+
+def test_a_job_preempts_those_of_the_qualities_of_service_that_its_own_lists() -> None:
+    # 0 runs on all; 1 may preempt it, which waits again and goes on with the work that it has left
+    jobs = some([0, 10], [100, 50], [4, 4], qos=["low", "high"])
+    assert runs(jobs, "slurm") == [[0, 100, 0], [100, 150, 0]]
+    assert runs(jobs, f"{BY_QOS})") == [[0, 150, 1], [10, 60, 0]]
+    assert runs(jobs.with_columns(qos=["mid", "high"]), f"{BY_QOS})") == [[0, 100, 0], [100, 150, 0]]
+
+
+def test_no_more_are_preempted_than_needed_and_the_youngest_of_equals_first() -> None:
+    jobs = some([0, 5, 10, 20], [100, 100, 100, 10], [1, 2, 1, 2], qos=["low", "low", "low", "high"])
+    table = labkit.simulate(jobs, scheduler=f"{BY_QOS})", cluster=ONE).table
+    assert table["n_preemptions"].tolist() == [0, 1, 0, 0]  # the last to start has 1 GPU; with the next one, that suffices
+    assert table["first_start_s"].tolist() == [0, 5, 10, 20]
+    factors = "slurm(preempt_type='qos',preempts={'high':('low','free')},qos_factors={'low':5,'free':1})"
+    jobs = some([0, 5, 20], [100, 100, 10], [2, 2, 2], qos=["free", "low", "high"])
+    assert labkit.simulate(jobs, scheduler=factors, cluster=ONE).table["n_preemptions"].tolist() == [1, 0, 0]
+
+
+def test_a_cancelled_job_is_given_up_and_one_whose_mode_is_off_goes_on() -> None:
+    jobs = some([0, 10], [100, 50], [4, 4], qos=["low", "high"])
+    run = labkit.simulate(jobs, scheduler=f"{BY_QOS},preempt_mode='cancel')", cluster=ONE)
+    assert np.isnan(run.table["jct_s"].tolist()).tolist() == [True, False]
+    assert run.table["first_start_s"].tolist() == [0, 10]
+    assert runs(jobs, f"{BY_QOS},preempt_mode={{'low':'off'}})") == [[0, 100, 0], [100, 150, 0]]
+
+
+def test_a_job_runs_for_its_exempt_time_and_then_for_its_grace() -> None:
+    jobs = some([0, 10], [200, 50], [4, 4], qos=["low", "high"])
+    assert runs(jobs, f"{BY_QOS},exempt_s=45)") == [[0, 250, 1], [60, 110, 0]]  # the backfill pass after 45 s
+    assert runs(jobs, f"{BY_QOS},grace_s=25)") == [[0, 250, 1], [35, 85, 0]]
+    ends = some([0, 10], [30, 50], [4, 4], qos=["low", "high"])
+    assert runs(ends, f"{BY_QOS},grace_s=25)") == [[0, 30, 0], [30, 80, 0]]  # it ended by itself before
+
+
+def test_partitions_of_a_higher_tier_go_first_and_preempt_those_of_lower_ones() -> None:
+    """Source: slurm.conf, PriorityTier; PreemptType=preempt/partition_prio."""
+    tiers = "partition_tiers={'b':10}"
+    cluster = ONE.with_partitions({"a": ["m0"], "b": ["m0"]})
+    jobs = some([0, 10, 10], [100, 50, 50], [4, 4, 4], partition=["a", "a", "b"])
+    assert runs(jobs, f"slurm({tiers})", cluster)[1:] == [[150, 200, 0], [100, 150, 0]]
+    assert runs(jobs, f"slurm(preempt_type='partition_prio',{tiers})", cluster)[1:] == [[150, 200, 0], [10, 60, 0]]
+
+
+def test_parts_of_gpus_are_preempted_on_the_gpus_where_they_sit() -> None:
+    two = no_network(1, servers=Server("two", ((2, 16, 64),)))
+    jobs = some([0, 0, 0, 10], [100] * 3 + [10], [1] * 4, qos=["low"] * 3 + ["high"],
+                worker_demand=[(0.6, 1, 0), (0.4, 1, 0), (0.5, 1, 0), (1, 1, 0)])  # fmt: skip
+    table = labkit.simulate(jobs, scheduler=f"{BY_QOS})", cluster=two).table
+    assert table["n_preemptions"].tolist() == [0, 0, 1, 0]
+    assert table["first_start_s"].tolist() == [0, 0, 0, 10]

@@ -359,8 +359,8 @@ def test_the_reservation_of_a_job_is_read_from_text_json_a_table_and_labkits_own
     assert read(path).reservation.tolist() == ["night", ""]
 
 
-def test_jobs_that_were_preempted_are_counted_as_a_rule_that_is_not_kept(tmp_path):
-    """One was requeued and ran again, one was cancelled; `slurm` and all others preempt by no QOS."""
+def test_jobs_that_were_preempted_are_counted_as_a_rule_to_be_told(tmp_path):
+    """One was requeued and ran again, one was cancelled; who may preempt whom stands in no export."""
     rows = [
         "7|a|ann|2024-03-01T08:00:00|2024-03-01T08:00:00|2024-03-01T09:00:00|01:00:00|PREEMPTED|gres/gpu=1||1|0",
         "7|a|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
@@ -368,7 +368,7 @@ def test_jobs_that_were_preempted_are_counted_as_a_rule_that_is_not_kept(tmp_pat
         "9|c|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
     ]
     jobs = read(put(tmp_path, "export.txt", "\n".join([SACCT_HEADER, *rows]) + "\n"))
-    said = "a rule that is not kept: preemption by QOS or partition (state PREEMPTED): 2 of 3 jobs."
+    said = "a rule that slurm(preempt_type=...) alone keeps: preemption by QOS or partition (state PREEMPTED): 2 of 3 jobs."
     assert said in jobs.notes
 
 

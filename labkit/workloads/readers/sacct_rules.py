@@ -98,7 +98,8 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     if len(preempted):
         plain = rows["id"].str.replace(r"^.*/|#\d+$", "", regex=True)
         ledger.remark(
-            plain.isin(preempted), "a rule that is not kept: preemption by QOS or partition (state PREEMPTED)"
+            plain.isin(preempted),
+            "a rule that slurm(preempt_type=...) alone keeps: preemption by QOS or partition (state PREEMPTED)",
         )
     _not_modelled(rows, odd, ledger)
     return rows
