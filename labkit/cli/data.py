@@ -80,6 +80,7 @@ def clusters_import(
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the inventory here.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Keep hosts that are down or have no GPUs, too.")] = False,
+    devices: Annotated[str, typer.Option(help="Devices that count as GPUs, too: npu, or huawei.com/Ascend910=1.")] = "",
 ) -> None:
     """Read the machines of a cluster, and write the inventory that --cluster takes."""
     from labkit.core.errors import InputError
@@ -88,7 +89,9 @@ def clusters_import(
 
     if output is not None:
         refuse_unwritable(output, endings=(".toml",))
-    text, notes = inventory(machines(files), source=", ".join(file.name for file in files), every=every)
+    text, notes = inventory(
+        machines(files, devices=devices), source=", ".join(file.name for file in files), every=every
+    )
     if output is None:
         print(text, end="")
         return

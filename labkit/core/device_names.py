@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Final
+
+from labkit.core.errors import InputError
 
 SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(?:(\d)c[._])?(\d)g[._](\d+)gb.*$")
 """The end of a type in Slurm that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
@@ -35,6 +40,55 @@ NO_DEVICE: Final = re.compile(
 TYPE_LABELS: Final = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "amd.com/gpu.product-name",
                       "gpu.nvidia.com/class", "accelerator")  # fmt: skip
 """Labels of nodes that tell the type of their GPUs."""
+
+_COUNTED: ContextVar[Mapping[str, float]] = ContextVar("counted", default=MappingProxyType({}))
+_COUNT: Final = re.compile(r"([\w./:-]+?)(?:=(\d+(?:\.\d+)?|1/[1-9]\d*))?")
+
+
+def device_counts(text: str) -> dict[str, float]:
+    """Return as how many GPUs each device counts that is named, 1 by default.
+
+    >>> device_counts("npu, shard=1/4"), device_counts("")
+    ({'npu': 1.0, 'shard': 0.25}, {})
+
+    Raises
+    ------
+    InputError
+        If a part of the text is no name, or no name and number > 0.
+    """
+    found = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = _COUNT.fullmatch(item)
+        number = match[2] or "1" if match else "0"
+        count = 1 / float(number[2:]) if "/" in number else float(number)
+        if match is None or not count > 0:
+            raise InputError(
+                f"devices: '{item}' is no device; expected names, and as how many GPUs each counts: npu,shard=1/4."
+            )
+        found[match[1]] = count
+    return found
+
+
+@contextmanager
+def counting(devices: Mapping[str, float]) -> Iterator[None]:
+    """Let devices count as so many GPUs each while files are read, beside what is known as GPUs."""
+    token = _COUNTED.set(devices)
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
+
+
+def counted(device: str) -> float | None:
+    """Return as how many GPUs a device counts that was named, by its resource or its name in Slurm; None: it was not.
+
+    >>> with counting({"npu": 1.0}):
+    ...     counted("gres/npu:910b"), counted("fpga")
+    (1.0, None)
+    """
+    named = _COUNTED.get()
+    return named.get(device) or named.get(device.removeprefix("gres/").partition(":")[0])
+
 
 _QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{0,9})?(?:[eE][+-]?\d{1,2})?)(n|u|m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei|)")
 _UNITS: Final = {
@@ -72,6 +126,8 @@ def part_of(resource: str) -> float | None:
     >>> part_of("nvidia.com/gpu"), part_of("nvidia.com/GRID_A100-10C"), part_of("koordinator.sh/gpu-core")
     (1.0, 0.25, 0.01)
     """
+    if (named := counted(resource)) is not None:
+        return named
     if resource in HUNDREDTHS:
         return 0.01
     if MIG_RESOURCE.match(resource):

@@ -174,7 +174,10 @@ class Scenario:
     drop_too_large: bool = _option(False, "Drop jobs that do not fit the empty cluster. A note shows how many.", bool)
     any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
     whole_gpus: bool = _option(False, "Give tasks that request a part of a GPU a whole one.", bool)
-    format: str | None = _option(None, "Format of the trace, where the file does not show it.")
+    format: str | None = _option(
+        None, "Format of the trace, where the file does not show it; 'sacct(npu=1,shard=1/4)': such devices count as "
+        "so many GPUs each.",
+    )  # fmt: skip
     start_s: float = _option(0.0, "Overhead of a job's first start, in seconds.", float, simulated=True)
     restart_s: float = _option(0.0, "Overhead of a restart from a checkpoint, in seconds.", float, simulated=True)
     rescale_s: float = _option(0.0, "Overhead of rescaling a running gang, in seconds.", float, simulated=True)

@@ -51,6 +51,15 @@ class PreemptRules:
     def __post_init__(self) -> None:
         if self.type not in TYPES:
             raise unknown("preempt_type of slurm", str(self.type), TYPES)
+        self._refuse_odd_mappings()
+        for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
+            if mode not in MODES:
+                raise unknown("preempt_mode of slurm", str(mode), MODES)
+        for name in ("exempt_s", "grace_s"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds >= 0.")
+
+    def _refuse_odd_mappings(self) -> None:
         for name, of, what in (("preempts", self.preempts, "qos"), ("partition_tiers", self.tiers, "partition_prio")):
             if self.type == what and not of:
                 raise InputError(f"slurm: preempt_type is {what!r}, and {name} is empty; expected a mapping by name.")
@@ -63,12 +72,6 @@ class PreemptRules:
                 f"slurm: preempts lets {' and '.join(map(repr, dict.fromkeys(error.args[1])))} preempt each other; "
                 "expected no way back."
             ) from None
-        for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
-            if mode not in MODES:
-                raise unknown("preempt_mode of slurm", str(mode), MODES)
-        for name in ("exempt_s", "grace_s"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds >= 0.")
 
     def tier(self, jobs: Jobs, job: int) -> float:
         """Return the PriorityTier of the partition of a job."""

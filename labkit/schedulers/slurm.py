@@ -315,7 +315,7 @@ class _Pass:
         self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]], *, from_s: float
     ) -> tuple[float, Seat] | None:
         """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
-        limit_s, free, at = self._limit_s[job], self._free.copy(), 0
+        free, at = self._free.copy(), 0
         moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
         moments |= {one.end_s for one in self._holds if one.end_s > self._now_s}
         for at_s in sorted(moments):
@@ -355,32 +355,35 @@ class _Pass:
         With a time of grace they are only told to, and it starts once they are gone.
         """
         slurm, others = self._slurm, self._preemptible(job)
-        if not others:
-            return None
         free = self._free.copy()
-        for other, (_, by) in slurm._leaving.items():
+        for other, (_, by) in slurm._leaving.items() if others else ():
             if by == job:
                 self._room.take(free, other, slurm._seats[other], sign=1)
+        seat, needed = self._beyond(job, free, barred, others) if others else (None, [])
+        if slurm.grace_s > 0:
+            slurm._leaving |= dict.fromkeys(needed, (self._now_s + slurm.grace_s, job))
+            return None
+        for other in needed:
+            self._stop(other, job)
+        return seat
+
+    def _beyond(self, job: int, free: Floats, barred: Bools, others: list[int]) -> tuple[Seat | None, list[int]]:
+        """Return where a job finds room, and which others must stop for it, the first ones first."""
+        seats, given = self._slurm._seats, list[int]()
         seat = self._room.find(job, free, barred=barred)
-        given: list[int] = []
         while seat is None and len(given) < len(others):
             given.append(others[len(given)])
-            self._room.take(free, given[-1], slurm._seats[given[-1]], sign=1)
+            self._room.take(free, given[-1], seats[given[-1]], sign=1)
             seat = self._room.find(job, free, barred=barred)
         if seat is None or not given:
-            return None
+            return None, []
         for other in given[-2::-1]:  # who need not stop goes on, the most urgent one first
             rest = free.copy()
-            self._room.take(rest, other, slurm._seats[other])
+            self._room.take(rest, other, seats[other])
             if (found := self._room.find(job, rest, barred=barred)) is not None:
                 free, seat = rest, found
                 given.remove(other)
-        if slurm.grace_s > 0:
-            slurm._leaving |= dict.fromkeys(given, (self._now_s + slurm.grace_s, job))
-            return None
-        for other in given:
-            self._stop(other, job)
-        return seat
+        return seat, given
 
     def _preemptible(self, job: int) -> list[int]:
         """Return the jobs that run, are not told to stop, and may be preempted by a job now, the least urgent first."""

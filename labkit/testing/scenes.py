@@ -169,9 +169,7 @@ def asked(jobs: Jobs, which: Any) -> Gangs:
     return Gangs.of(which, n_workers=jobs.n_workers[which], n_ps=jobs.n_ps[which])
 
 
-def random_cluster(
-    rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2, kinds: bool = False
-) -> Cluster:
+def random_cluster(rng: np.random.Generator, *, n_machines: int = 4, n_types: int = 2, kinds: bool = False) -> Cluster:
     """Return machines of several kinds and device types, the first of them with GPUs; `kinds`: of `SERVERS`."""
     servers = []
     if kinds:
@@ -297,9 +295,7 @@ def random_scene(
     return DecisionScene(jobs, cluster, runs_on, session.log.rows.copy(), session.now_s, session.n_decisions)
 
 
-def random_scenes(
-    *, n: int = 10, seed: int = 0, pairs: bool = False, kinds: bool = False
-) -> Iterator[DecisionScene]:
+def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False, kinds: bool = False) -> Iterator[DecisionScene]:
     """Return scenes of growing size, from one machine and one job on; `pairs`, `kinds`: as of `random_scene`."""
     for i in range(n):
         rng = np.random.default_rng([seed, i])

@@ -41,8 +41,8 @@ def check_scheduler(
     scheduler : Scheduler
         As a user would pass it to a session.
     scenes : iterable of DecisionScene, optional
-        Where to try it; random ones of `seed` by default: ten, ten with slices (decisions at events alone), and ten with
-        pairs (answers alone).
+        Where to try it; random ones of `seed` by default: ten, ten with slices (decisions at events alone), and ten
+        with pairs (answers alone).
     seed : int
         Of these scenes.
     quick : bool

@@ -7,13 +7,24 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.core.device_names import MIG_RESOURCE, SLICE, TYPE_LABELS, gpus_asked, is_known, quantity, slice_of
+from labkit.core.device_names import (
+    MIG_RESOURCE,
+    SLICE,
+    TYPE_LABELS,
+    counted,
+    counting,
+    device_counts,
+    gpus_asked,
+    is_known,
+    quantity,
+    slice_of,
+)
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
 from labkit.core.host_names import listed
@@ -71,8 +82,10 @@ class ListedHost:
         return replace(known, down=known.down or more.down, **both)
 
 
-def machines(files: Sequence[str | Path]) -> list[ListedHost]:
+def machines(files: Sequence[str | Path], *, devices: str = "") -> list[ListedHost]:
     """Return the hosts that some files tell of, each once, in order.
+
+    `devices`: what counts as GPUs beside them, as `labkit.core.device_names.device_counts` reads it.
 
     Raises
     ------
@@ -80,9 +93,10 @@ def machines(files: Sequence[str | Path]) -> list[ListedHost]:
         If a file is none of what is expected, or tells of hosts whose GPUs no file tells.
     """
     found: dict[str, ListedHost] = {}
-    for file in files:
-        for one in _read(Path(file), known=tuple(found)):
-            found[one.name] = found[one.name].joined(one) if one.name in found else one
+    with counting(device_counts(devices)):
+        for file in files:
+            for one in _read(Path(file), known=tuple(found)):
+                found[one.name] = found[one.name].joined(one) if one.name in found else one
     if not found:
         raise InputError(f"{files[0]} has no hosts; expected {EXPECTED}.")
     if bare := [one.name for one in found.values() if one.bare]:
@@ -128,7 +142,8 @@ def _usable(found: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHos
         told = ", ".join(f"{n} {state}" for state, n in states.most_common())
         notes.append(f"left out {len(down)} of {len(found)} hosts that are down or drained ({told}): {_some(down)}")
     if bare := [one for one in up if not sum(one.gpus.values())]:
-        notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}")
+        devices = dict.fromkeys(name for one in bare for name in one.devices)
+        notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}" + _how_counted(devices))
     return [one for one in up if sum(one.gpus.values())], notes
 
 
@@ -137,7 +152,7 @@ def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
     notes = []
     if devices := Counter(name for one in kept for name in one.devices):
         told = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
-        notes.append(f"devices that are not counted as GPUs: {told}")
+        notes.append(f"devices that are not counted as GPUs: {told}{_how_counted(devices)}")
     if n_more:
         notes.append(f"hosts with GPUs of several types stand as one host for each: {n_more} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
@@ -146,6 +161,11 @@ def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
             notes.append(f"{key} of {n} hosts is unknown: {most:g} {unit} for each GPU is assumed")
     return notes
+
+
+def _how_counted(devices: Iterable[str]) -> str:
+    names = ",".join(devices)
+    return f"; --devices {names} counts them as GPUs" if names else ""
 
 
 def _some(found: Sequence[ListedHost]) -> str:
@@ -280,12 +300,13 @@ def gres(text: str) -> tuple[dict[str, float], tuple[str, ...]]:
     for item in _GRES.findall(text):
         name, _, rest = item.partition("(")[0].strip().replace("=", ":").removeprefix("gres/").partition(":")
         words = [word for word in rest.split(":") if word and word != "no_consume"]
-        if name != "gpu":
+        if name != "gpu" and (name in ("shard", "mps") or not counted(name)):
             known = ("", "null", "shard", "mps", "cpu", "mem", "billing", "energy", "node", "license", "N/A")
             devices += [name] if words and name not in known and not name.startswith("gpu") else []
             continue
         amount = _count(words.pop()) if words and re.fullmatch(r"\d+(?:\.\d+)?[KkMm]?", words[-1]) else 1.0
-        kind = words[0] if words else ""
+        amount *= counted(name) or 1.0
+        kind = "-".join(filter(None, (name.removeprefix("gpu"), *words[:1])))
         part = slice_of(kind)
         (typed if kind else gpus)[kind if part is None else SLICE.sub("", kind)] += round(amount * (part or 1.0), 9)
     return dict(typed or gpus), tuple(dict.fromkeys(devices))

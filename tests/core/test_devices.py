@@ -86,8 +86,20 @@ def test_room_is_what_an_integer_program_finds(seed: int) -> None:
 
 def test_three_jobs_of_six_tenths_start_at_0_0_and_100() -> None:
     jobs = Jobs.of(arrival_s=[0, 0, 0], total_steps=100, duration_s=100, worker_demand=(0.6, 1, 0))
-    for name in ("fifo", "srtf", "las", "sjf", "easy", "tetris", "drf", "whole_gang", "gavel_las", "fifo(placer=fgd)",
-                 "slurm", "recorded"):
+    for name in (
+        "fifo",
+        "srtf",
+        "las",
+        "sjf",
+        "easy",
+        "tetris",
+        "drf",
+        "whole_gang",
+        "gavel_las",
+        "fifo(placer=fgd)",
+        "slurm",
+        "recorded",
+    ):
         session = Experiment.of(jobs, cluster=one_group(2), speed="recorded").session(make(name))
         log = session.run(make(name))
         assert sorted(log["time_s"][log["kind"] == Kind.STARTED].tolist()) == [0, 0, 100], name

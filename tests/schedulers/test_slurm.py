@@ -166,7 +166,12 @@ def test_a_job_preempts_those_of_the_qualities_of_service_that_its_own_lists() -
 def test_no_more_are_preempted_than_needed_and_the_youngest_of_equals_first() -> None:
     jobs = some([0, 5, 10, 20], [100, 100, 100, 10], [1, 2, 1, 2], qos=["low", "low", "low", "high"])
     table = labkit.simulate(jobs, scheduler=f"{BY_QOS})", cluster=ONE).table
-    assert table["n_preemptions"].tolist() == [0, 1, 0, 0]  # the last to start has 1 GPU; with the next one, that suffices
+    assert table["n_preemptions"].tolist() == [
+        0,
+        1,
+        0,
+        0,
+    ]  # the last to start has 1 GPU; with the next one, that suffices
     assert table["first_start_s"].tolist() == [0, 5, 10, 20]
     factors = "slurm(preempt_type='qos',preempts={'high':('low','free')},qos_factors={'low':5,'free':1})"
     jobs = some([0, 5, 20], [100, 100, 10], [2, 2, 2], qos=["free", "low", "high"])

@@ -232,7 +232,9 @@ def test_simulator_and_agents_refuse_the_same_placements(seed):
     sockets = tuple((float(rng.integers(1, 5)), 1e3, 1e3) for _ in range(n_groups))
     mig = rng.choice(["", "", "3g.20gb"])
     exclusive, memory_gb = bool(rng.integers(2)), 40.0 if mig else float(rng.choice([np.nan, 16.0]))
-    server = Server("s", sockets, gpu_memory_gb=memory_gb, exclusive=exclusive, mig=("3g.20gb", "3g.20gb") if mig else ())
+    server = Server(
+        "s", sockets, gpu_memory_gb=memory_gb, exclusive=exclusive, mig=("3g.20gb", "3g.20gb") if mig else ()
+    )
     cluster = no_network(1, servers=server)
     gpus, group = rng.choice([0.5, 1, 1, 1, 2, 2, 2], n), rng.integers(0, n_groups, n)
     count = rng.integers(1, 3, n)

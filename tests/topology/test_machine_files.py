@@ -64,7 +64,7 @@ def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_p
     assert (hosts["mix01-v100"]["cpus"], hosts["mix01-rtx"]["cpus"]) == (20, 40)
     assert notes[0] == "left out 1 of 5 hosts that are down or drained (1 DOWN*+DRAIN): gpu02"
     assert notes[1] == "left out 1 hosts without GPUs: cpu01"
-    assert notes[2] == "devices that are not counted as GPUs: fpga of 1 hosts"
+    assert notes[2] == "devices that are not counted as GPUs: fpga of 1 hosts; --devices fpga counts them as GPUs"
     assert build(str(tmp_path / "hosts.toml")).n_gpus == 12
 
 
@@ -131,6 +131,19 @@ def node(name: str, resources: dict[str, str], **spec: object) -> dict[str, obje
             "status": {"allocatable": has, "conditions": [{"type": "Ready", "status": "True"}]}}  # fmt: skip
 
 
+def test_devices_that_are_named_are_the_accelerators_of_their_hosts(tmp_path: Path) -> None:
+    nodes = (
+        "NodeName=n1 CPUTot=64 RealMemory=512000 Gres=npu:910b:8 State=IDLE\n\n"
+        "NodeName=n2 CPUTot=64 RealMemory=512000 Gres=gpu:a100:4,shard:16 State=IDLE\n"
+    )
+    hosts, notes = read(tmp_path, nodes_txt=nodes)
+    assert (list(hosts), notes) == (["n2"], ["left out 1 hosts without GPUs: n1; --devices npu counts them as GPUs"])
+    listed_ = {one.name: one.gpus for one in machines([tmp_path / "nodes.txt"], devices="npu,shard=1/4")}
+    assert listed_ == {"n1": {"npu-910b": 8}, "n2": {"a100": 4}}  # shards are parts of GPUs that are there
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": [node("w", {"acme.io/npu": "4"})]}))
+    assert machines([tmp_path / "nodes.json"], devices="acme.io/npu=1/2")[0].gpus == {"NVIDIA-A100-SXM4-80GB": 2}
+
+
 def test_nodes_of_kubernetes_as_json_and_as_yaml(tmp_path: Path) -> None:
     items = [
         node("w1", {"nvidia.com/gpu": "8"}, taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]),
@@ -145,7 +158,9 @@ def test_nodes_of_kubernetes_as_json_and_as_yaml(tmp_path: Path) -> None:
     assert hosts["w1"]["taints"] == ["gpu=yes:NoSchedule"]
     assert (hosts["w1"]["cpus"], hosts["w1"]["memory_gb"]) == (63.5, 1)
     assert "(1 cordoned, 1 NotReady)" in notes[0]
-    assert notes[1] == "devices that are not counted as GPUs: acme.io/npu of 1 hosts"
+    assert notes[1] == (
+        "devices that are not counted as GPUs: acme.io/npu of 1 hosts; --devices acme.io/npu counts them as GPUs"
+    )
     yaml = pytest.importorskip("yaml", reason="kubectl's YAML needs PyYAML")
     again, _ = read(tmp_path, nodes_yaml=yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
     assert again == hosts

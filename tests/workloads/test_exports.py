@@ -368,8 +368,8 @@ def test_jobs_that_were_preempted_are_counted_as_a_rule_to_be_told(tmp_path):
         "9|c|ann|2024-03-01T09:00:00|2024-03-01T09:30:00|2024-03-01T10:30:00|01:00:00|COMPLETED|gres/gpu=1||1|0",
     ]
     jobs = read(put(tmp_path, "export.txt", "\n".join([SACCT_HEADER, *rows]) + "\n"))
-    said = "a rule that slurm(preempt_type=...) alone keeps: preemption by QOS or partition (state PREEMPTED): 2 of 3 jobs."
-    assert said in jobs.notes
+    said = "a rule that slurm(preempt_type=...) alone keeps: preemption by QOS or partition (state PREEMPTED)"
+    assert f"{said}: 2 of 3 jobs." in jobs.notes
 
 
 def test_pods_in_yaml_are_those_in_json(tmp_path):
@@ -392,3 +392,27 @@ def test_pods_in_yaml_are_those_in_json(tmp_path):
     (tmp_path / "broken.yaml").write_text("apiVersion: v1\nitems: [1\n")
     with pytest.raises(TraceError, match=r"broken.yaml is no YAML"):
         read(tmp_path / "broken.yaml")
+
+
+def test_devices_of_slurm_that_the_format_names_count_as_gpus(tmp_path):
+    """Sources: slurm.schedmd.com/gres.html: shards and MPS are parts of GPUs; other Gres have names of the site's."""
+    amounts = ["gres/npu=8,gres/npu:910b=8", "gres/npu=4", "gres/shard=2", "gres/mps=50", "gres/gpu=1,gres/gpu:a100=1"]
+    rows = [
+        f"{i}|j|ann|2024-03-01T08:00:00|2024-03-01T08:00:00|2024-03-01T09:00:00|01:00:00|COMPLETED|{tres}||1|0"
+        for i, tres in enumerate(amounts, start=1)
+    ]
+    path = put(tmp_path, "export.txt", "\n".join([SACCT_HEADER, *rows]) + "\n")
+    assert any(
+        "gres/mps, gres/npu, gres/npu:910b, gres/shard of 4 rows; --format 'sacct(mps=0.01,npu=1,shard=1/4)'" in note
+        for note in read(path).notes
+    )
+    jobs = read(path, format="sacct(mps=0.01,npu,shard=1/4)")
+    assert jobs.gpus.tolist() == [8, 4, 0.5, 0.5, 1]
+    assert jobs.measured_on.tolist() == ["npu-910b", "npu", "", "", "a100"]
+    only = put(tmp_path, "npus.txt", "\n".join([SACCT_HEADER, *rows[:2]]) + "\n")
+    with pytest.raises(TraceError, match=r"none of 2 rows is a job with GPUs.*--format 'sacct\(npu=1\)' counts them"):
+        read(only)
+    with pytest.raises(InputError, match=r"devices: 'npu=0' is no device; expected names"):
+        read(only, format="sacct(npu=0)")
+    with pytest.raises(InputError, match="unknown format 'sacc'"):
+        read(only, format="sacc(npu)")

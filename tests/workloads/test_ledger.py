@@ -201,7 +201,12 @@ def test_devices_that_are_no_known_gpus_are_named(tmp_path):
     other = pod("npu", ran=("08:00:00", "09:00:00"))
     other["spec"]["containers"][0]["resources"]["limits"]["huawei.com/Ascend910"] = "8"
     found = kubernetes(tmp_path, other, pod("gpu", gpus=1, ran=("08:00:00", "09:00:00")))
-    assert "devices that are not counted as GPUs: huawei.com/Ascend910 of 1 pods." in found.jobs.notes
+    assert (
+        "devices that are not counted as GPUs: huawei.com/Ascend910 of 1 pods; --format "
+        "'kubernetes(huawei.com/Ascend910=1)' counts them as so many GPUs each."
+    ) in found.jobs.notes
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": [other]}))
+    assert ledgered(tmp_path / "pods.json", format="kubernetes(huawei.com/Ascend910)").jobs.gpus.tolist() == [8]
 
 
 # One bad cell is one row

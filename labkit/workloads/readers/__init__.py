@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from labkit.core.device_names import counting, device_counts
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.workloads.named_traces import located
@@ -101,7 +102,8 @@ def read(path: str | Path, *, format: str | None = None, unscheduled: bool = Fal
     path : str or Path
         A file, or the name of a trace that comes with labkit, such as "demo".
     format : str, optional
-        One of `FORMATS`.
+        One of `FORMATS`; "sacct(npu=1,shard=1/4)", "kubernetes(huawei.com/Ascend910=1)": devices that count as so many
+        GPUs each, 1 by default.
     unscheduled : bool
         Gangs that never ran are jobs too, where the file has them (`alibaba-2023`): for what depends on gangs alone.
 
@@ -119,11 +121,13 @@ def read(path: str | Path, *, format: str | None = None, unscheduled: bool = Fal
 
 def ledgered(path: str | Path, *, format: str | None = None) -> Read:
     """Return the jobs of a trace, what became of its rows and GPU-hours, and its recorded schedule; else as `read`."""
-    if format is not None and format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    path = located(path)
     if format is not None:
-        return _READS[format](path)
+        kind, _, devices = format.removesuffix(")").partition("(")
+        if kind not in FORMATS:
+            raise unknown("format", kind, FORMATS)
+        with counting(device_counts(devices)):
+            return _READS[kind](located(path))
+    path = located(path)
     kind, why = _chosen(path)
     try:
         return _READS[kind](path)

@@ -173,9 +173,10 @@ def _devices(pods: Sequence[Pod], ledger: TraceLedger) -> None:
     for name in (name for pod in pods for name in pod.devices):
         counts[name] = counts.get(name, 0) + 1
     if counts:
-        ledger.check(
-            f"devices that are not counted as GPUs: {', '.join(f'{name} of {n:,} pods' for name, n in counts.items())}."
-        )
+        told = ", ".join(f"{name} of {n:,} pods" for name, n in counts.items())
+        how = ",".join(f"{name}=1" for name in counts if "/" in name)
+        remedy = f"; --format 'kubernetes({how})' counts them as so many GPUs each" if how else ""
+        ledger.check(f"devices that are not counted as GPUs: {told}{remedy}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
+from labkit.core.device_names import counted
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu, started, text_column
 from labkit.workloads.readers.ledger import SAME, Read, Segments, TraceLedger
-from labkit.workloads.readers.sacct_files import DEVICE, GPU, UNDER_WAY, gpus_of, read_tres, sacct_table
+from labkit.workloads.readers.sacct_files import DEVICE, GPU, PARTS, UNDER_WAY, gpus_of, read_tres, sacct_table
 from labkit.workloads.readers.sacct_rules import columns_of_rules, with_rules
 from labkit.workloads.readers.times import moments_s, spans_s, without_offset
 
@@ -89,7 +90,7 @@ def accounted(table: TraceTable, path: str | Path, *, remedy: str, cpu_jobs: boo
     if not cpu_jobs:
         idle = (rows["gpus"] == 0).to_numpy()
         ledger.leave_out(idle, "without GPUs", gpu_hours=0.0)
-        _unknown_devices(rows[idle], ledger)
+        remedy = _unknown_devices(rows[idle], ledger) or remedy
         rows = rows[~idle]
     ledger.refuse_none(path, remedy)
     _remark(rows, ledger, table)
@@ -150,7 +151,7 @@ class _Tres(NamedTuple):
     def of(cls, amounts: Mapping[str, float]) -> Self:
         gpus, kind = gpus_of(amounts)
         mixed = sum(name.startswith(f"{GPU}:") and n > 0 for name, n in amounts.items()) > 1
-        devices = ", ".join(name for name in amounts if DEVICE.match(name))
+        devices = ", ".join(name for name in amounts if DEVICE.match(name) and counted(name) is None)
         cpus, memory_gb = amounts.get("cpu", np.nan), amounts.get("mem", 0.0)
         return cls(gpus, kind, gpus % 1 > 0, mixed, cpus, memory_gb, devices)
 
@@ -344,11 +345,17 @@ def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     return rows[~repeated]
 
 
-def _unknown_devices(rows: pd.DataFrame, ledger: TraceLedger) -> None:
-    """Note devices that rows without GPUs had."""
-    told = rows["devices"][rows["devices"] != ""]
-    if len(told):
-        ledger.check(f"devices that are not counted as GPUs: {', '.join(sorted(set(told)))} of {len(told):,} rows.")
+def _unknown_devices(rows: pd.DataFrame, ledger: TraceLedger) -> str:
+    """Note devices that rows without GPUs had; return how they count."""
+    told = sorted({name for names in set(rows["devices"]) - {""} for name in names.split(", ")})
+    if not told:
+        return ""
+    names = dict.fromkeys(name.partition(":")[0] for name in told)
+    how = ",".join(f"{name.removeprefix('gres/')}={PARTS.get(name, '1')}" for name in names)
+    remedy = f"--format 'sacct({how})' counts them as so many GPUs each"
+    n_rows = int((rows["devices"] != "").sum())
+    ledger.check(f"devices that are not counted as GPUs: {', '.join(told)} of {n_rows:,} rows; {remedy}.")
+    return remedy
 
 
 def _remark(rows: pd.DataFrame, ledger: TraceLedger, table: TraceTable) -> None:

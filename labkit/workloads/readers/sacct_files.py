@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from labkit.core.device_names import SLICE, slice_of
+from labkit.core.device_names import SLICE, counted, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import told
 from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, first_row, header_of, table_of
@@ -328,6 +328,8 @@ _SIZES: Final = {"": 1 / 1024, "K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1
 _COUNTS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 GPU: Final = "gres/gpu"
 DEVICE: Final = re.compile(r"gres/(?!gpu\b|gpumem|gpuutil|cpu\b)")
+PARTS: Final = {"gres/shard": "1/4", "gres/mps": "0.01"}
+"""Parts of GPUs, and as how many GPUs one counts, as many sites have them (Count in gres.conf)."""
 
 
 def read_tres(text: str) -> dict[str, float] | None:
@@ -352,7 +354,7 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     """Return the number of GPUs, and the type that most of them are of; "" where none is named.
 
     `gres/gpu` counts GPUs of all types; where the cluster tracks types alone, they are added up. A slice of MIG counts
-    by its sevenths.
+    by its sevenths. Devices that are `counting` are GPUs, too.
 
     >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
     ((4, 'a100'), (2, 'v100'), (0, ''))
@@ -364,4 +366,9 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
     n = amounts.get(GPU, 0) or sum(typed.values())
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())
+    for device in dict.fromkeys(name.partition(":")[0] for name in amounts if DEVICE.match(name) and counted(name)):
+        kinds = {name.partition(":")[2]: count for name, count in amounts.items() if name.startswith(f"{device}:")}
+        n += (amounts.get(device, 0) or sum(kinds.values())) * (counted(device) or 0.0)
+        name = "" if device in PARTS else device.removeprefix("gres/")
+        typed |= {"-".join(filter(None, (name, kind))): count for kind, count in (kinds or {"": 1.0}).items()}
     return round(n, 9) if n % 1 else n, SLICE.sub("", max(typed, key=lambda name: typed[name])) if typed and n else ""
