@@ -44,7 +44,7 @@ def replay(
     refuse_no_trace(scenario)
     scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)
-    at_s = None if at is None else _moment_s(at, str(scenario.trace))
+    at_s = None if at is None else _moment_s(at, str(scenario.trace), format=scenario.format)
     named = f"recorded,{schedulers}" if schedulers else "recorded"
     records, failed = on_one_seed(
         scenario, schedulers=named, report=report, runs=runs, as_json=as_json, usual=usual, job=job, at_s=at_s
@@ -109,7 +109,7 @@ def print_moment(records: Sequence[RunRecord], at_s: float) -> None:
         print(f"and {more:,} more")
 
 
-def _moment_s(text: str, trace: str) -> float:
+def _moment_s(text: str, trace: str, *, format: str | None = None) -> float:
     """Return seconds after the first arrival of a moment as people type it: a span of time, or a date and time."""
     from labkit.core.durations import seconds_of
     from labkit.core.errors import InputError
@@ -119,7 +119,7 @@ def _moment_s(text: str, trace: str) -> float:
         stamp = datetime.fromisoformat(text.strip())
     except ValueError:
         return 0.0 if text.strip() == "0" else seconds_of(text, what="--at")
-    zero_s = ledgered(trace).zero_s
+    zero_s = ledgered(trace, format=format).zero_s
     if not zero_s > 1e8:
         raise InputError(
             f"--at is '{text}', and {trace} does not tell dates; give a time after its first arrival: 36h."

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import labkit
 from labkit.core import Jobs
 from labkit.core.errors import InputError
+from labkit.core.events import Kind
 from labkit.schedulers import make
 from labkit.schedulers.gang_room import neighbours
 from labkit.topology import no_network
@@ -201,6 +204,31 @@ def test_partitions_of_a_higher_tier_go_first_and_preempt_those_of_lower_ones() 
     jobs = some([0, 10, 10], [100, 50, 50], [4, 4, 4], partition=["a", "a", "b"])
     assert runs(jobs, f"slurm({tiers})", cluster)[1:] == [[150, 200, 0], [100, 150, 0]]
     assert runs(jobs, f"slurm(preempt_type='partition_prio',{tiers})", cluster)[1:] == [[150, 200, 0], [10, 60, 0]]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_only_who_may_be_is_preempted_and_for_one_that_starts_at_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, may = 20, {"high": ("mid", "low"), "mid": ("low",), "low": ()}
+    qos, gpus = rng.choice([*may], n), rng.choice([0.25, 0.5, 0.75, 1, 1, 2, 4], n)
+    duration_s = rng.choice([20.0, 100, 400], n)
+    jobs = some(np.sort(rng.integers(0, 400, n)), duration_s, [1] * n, qos=qos.tolist(),
+                worker_demand=np.stack([gpus, gpus, gpus * 0], axis=1))  # fmt: skip
+    name = f"slurm(preempt_type='qos',preempts={may},qos=1000,qos_factors={{'high':9,'mid':5}},priority='multifactor')"
+    run = labkit.simulate(jobs, scheduler=name, cluster=no_network(2, servers=FOUR))
+    log = run.events
+    assert run.table["completion_s"].notna().all()
+    for row in log[log["kind"] == Kind.PREEMPTED]:
+        at_once = log[(log["time_s"] == row["time_s"]) & (log["kind"] == Kind.PLACED)]["job"]
+        assert any(qos[row["job"]] in may[qos[job]] for job in at_once)
+    held = {job: 0.0 for job in range(n)}  # GPUs in use never exceed those there are, after each moment
+    for at_s in np.unique(log["time_s"]):
+        for row in log[log["time_s"] == at_s]:
+            if row["kind"] == Kind.PLACED:
+                held[int(row["job"])] = gpus[row["job"]]
+            elif row["kind"] in (Kind.PREEMPTED, Kind.COMPLETED):
+                held[int(row["job"])] = 0.0
+        assert sum(held.values()) <= 8 + 1e-9
 
 
 def test_parts_of_gpus_are_preempted_on_the_gpus_where_they_sit() -> None:

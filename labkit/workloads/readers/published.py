@@ -85,8 +85,8 @@ TABLES: Final = {
         (_columns("user vc gpu_num state submit_time duration dataset model batchsize amp"),
          _columns("user vc jobname gpu_num state submit_time duration")),
         "arrival=submit_time,duration=duration,gpus=gpu_num,cpus=cpu_num,user=vc,model=model,id=job_id",
-        "https://github.com/S-Lab-System-Group/Lucid/blob/main/simulation/utils.py: columns that it reads of both files, "
-        "of Helios' clusters and of Philly alike",
+        "https://github.com/S-Lab-System-Group/Lucid/blob/main/simulation/utils.py: columns read of both files, of "
+        "Helios' clusters and of Philly alike",
     ),
 }  # fmt: skip
 """Published tables in which each row is a job, by the names of their formats."""

@@ -376,7 +376,7 @@ def _remark(rows: pd.DataFrame, ledger: TraceLedger, table: TraceTable) -> None:
     ledger.remark(rows["guessed_arrival"], "no time of submission, so that they arrive when they started")
     ledger.remark(rows["requested"], "no AllocTRES, so that they have the GPUs that they requested")
     ledger.remark(rows["n_gpus"] > MAX_TASKS, f"cut to {MAX_TASKS:,} GPUs")
-    ledger.remark(rows["sliced"], "slices of GPUs; one of MIG counts by its sevenths")
+    ledger.remark(rows["sliced"], "slices of GPUs; one of MIG counts by its sevenths, on GPUs that are not cut")
     ledger.remark(rows["mixed"], "GPUs of several types, of which none is kept")
     for doubt in table.doubts:
         ledger.check(doubt)
