@@ -221,7 +221,7 @@ def test_only_who_may_be_is_preempted_and_for_one_that_starts_at_once(seed: int)
     for row in log[log["kind"] == Kind.PREEMPTED]:
         at_once = log[(log["time_s"] == row["time_s"]) & (log["kind"] == Kind.PLACED)]["job"]
         assert any(qos[row["job"]] in may[qos[job]] for job in at_once)
-    held = {job: 0.0 for job in range(n)}  # GPUs in use never exceed those there are, after each moment
+    held = dict.fromkeys(range(n), 0.0)  # GPUs in use never exceed those there are, after each moment
     for at_s in np.unique(log["time_s"]):
         for row in log[log["time_s"] == at_s]:
             if row["kind"] == Kind.PLACED:
