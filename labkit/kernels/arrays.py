@@ -29,10 +29,10 @@ def fill_rows(to: NDArray[Any], values: NDArray[Any]) -> None:
 @inner
 def all_within(values: NDArray[Any], limits: NDArray[Any]) -> bool:
     """Return whether no value of a row is above its limit, (n,) both."""
+    within = True
     for i in range(len(values)):
-        if not values[i] <= limits[i]:
-            return False
-    return True
+        within = within and values[i] <= limits[i]
+    return within
 
 
 @inner
