@@ -346,4 +346,7 @@ def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, 
 @inner
 def _among(jobs: Ints, n: int, job: int) -> bool:
     """Return whether a job is one of the first n."""
-    return bool(np.any(jobs[:n] == job))
+    found = False
+    for i in range(n):
+        found = found or jobs[i] == job
+    return found

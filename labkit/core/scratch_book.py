@@ -239,7 +239,10 @@ def usable_groups(book: ScratchBook, runs_on: Bools, device_type: int, demand: F
 
     One without GPUs may go anywhere; one that needs nothing at all still needs a machine that is up.
     """
-    if not np.any(demand > 0):
+    needs = False
+    for r in range(len(demand)):
+        needs = needs or demand[r] > 0
+    if not needs:
         return book.up
     groups = np.empty(len(book.free), np.bool_)
     for g in range(len(groups)):

@@ -27,6 +27,15 @@ def fill_rows(to: NDArray[Any], values: NDArray[Any]) -> None:
 
 
 @inner
+def all_within(values: NDArray[Any], limits: NDArray[Any]) -> bool:
+    """Return whether no value of a row is above its limit, (n,) both."""
+    within = True
+    for i in range(len(values)):
+        within = within and values[i] <= limits[i]
+    return within
+
+
+@inner
 def add_to(to: NDArray[Any], values: NDArray[Any], sign: int) -> None:
     """Add a row to another of the same length, (n,), or take it away: sign -1."""
     for i in range(len(to)):

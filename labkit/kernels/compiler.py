@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite.binding import parse_bitcode
 from numba._dynfunc import make_function
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
@@ -58,6 +59,18 @@ class _Library(JITCodeLibrary):
         for function in ll_module.functions:
             if not function.is_declaration:
                 passes.run(function, builder)
+
+
+class KeptLibrary(JITCodeLibrary):
+    """Code from a file: machine code, and LLVM's code, which is not read before a kernel that calls it is compiled."""
+
+    bitcode: bytes
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = parse_bitcode(self.bitcode)
+            self._codegen._engine._load_defined_symbols(self._shared_module)
+        return self._shared_module
 
 
 class _InnerLibrary(_Library):

@@ -24,8 +24,12 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from llvmlite.binding import parse_assembly
 from numba.core import caching
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
+
+from labkit.kernels.compiler import KeptLibrary
 
 PACKAGE: Final = Path(__file__).parents[1]
 BESIDE: Final = PACKAGE / "__kernels__"
@@ -42,14 +46,42 @@ class Cache(caching.Cache):
             "<locals>.", ""
         )
         self._py_func = dispatcher.py_func
-        self._impl = object.__new__(caching.CompileResultCacheImpl)  # what it knows of files is not used
+        self._impl = object.__new__(_Parts)  # what numba's own knows of files is not used
         self._cache_path = None
         self._cache_file = _Files(dispatcher, self._name)
         self.enable()
 
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the kept code of a signature, without numba's own functions: only what compiles needs these."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
+
     def _save_overload(self, sig: Any, data: Any) -> None:
         if self._impl.check_cachable(data):
             self._cache_file.save(self._index_key(sig, data.codegen), self._impl.reduce(data))
+
+
+class _Parts(caching.CompileResultCacheImpl):
+    """What is kept of compiled code, and how code is made of it: no more is read than a call needs."""
+
+    def reduce(self, data: Any) -> tuple[Any, ...]:
+        """Return what is kept; constants of numba's own functions would bring their modules, which bring scipy."""
+        *parts, environments = super().reduce(data)
+        return *parts, tuple(each for each in environments if each.consts)
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """Return compiled code, whose form for LLVM is read later."""
+        (name, kind, (code, bitcode)), entry, *others = payload
+        target_context.codegen()._engine._defined_symbols |= {entry.llvm_func_name, entry.llvm_cpython_wrapper_name}
+        made = super().rebuild(target_context, ((name, kind, (code, _no_bitcode())), entry, *others))
+        library = made.library
+        library.__class__, library._shared_module, library.bitcode = KeptLibrary, None, bitcode
+        return made
+
+
+@cache
+def _no_bitcode() -> bytes:
+    return bytes(parse_assembly("").as_bitcode())
 
 
 class _Files:

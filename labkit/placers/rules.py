@@ -245,7 +245,10 @@ def even_within(
     if for_workers.sum() < n_workers or for_ps.sum() < n_ps:
         return 0
     for k in range(least, most + 1):
-        if np.sum((for_workers >= n_workers // k) & (for_ps >= n_ps // k)) < k:
+        n_fitting = 0
+        for m in range(len(for_ps)):
+            n_fitting += for_workers[m] >= n_workers // k and for_ps[m] >= n_ps // k
+        if n_fitting < k:
             continue
         if _even_on(k, rule, book, usable, worker, ps, n_workers, n_ps, workers, servers, for_workers, for_ps):
             return k

@@ -12,6 +12,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import add_to, all_within
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, dl2_simulator, place
 
@@ -114,12 +115,12 @@ def fill(
         if running[i] and not malleable[j]:
             n_workers[i], n_ps[i] = asked_workers[j], asked_ps[j]
             _bundle(needed, j, n_workers[i], n_ps[i], worker, ps)
-            left -= needed
+            add_to(left, needed, -1)
         else:
             heap[size] = i
             size += 1
     least = _least(jobs[heap[:size]], worker, ps, asked_workers, asked_ps, max_ps, malleable)
-    while size and np.all(least <= left):
+    while size and all_within(least, left):
         i = heap[0]
         j = jobs[i]
         w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
@@ -127,8 +128,8 @@ def fill(
             p = 0
         _bundle(needed, j, w, p, worker, ps)
         keep = False
-        if np.all(needed <= left):
-            left -= needed
+        if all_within(needed, left):
+            add_to(left, needed, -1)
             n_workers[i] += w
             n_ps[i] += p
             _bundle(needed, j, n_workers[i], n_ps[i], worker, ps)

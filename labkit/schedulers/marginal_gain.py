@@ -115,6 +115,21 @@ def best_move(
     return best, best_w, best_p
 
 
+@inner
+def _cost(demand: Floats, total: Floats) -> float:
+    """Return the largest fraction of a resource that a task takes; a PS may take nothing."""
+    largest = 1e-9
+    for r in range(len(total)):
+        largest = max(largest, demand[r] / max(total[r], 1e-12))
+    return largest
+
+
+@inner
+def _take(left: Floats, n_workers: int, n_ps: int, worker: Floats, ps: Floats) -> None:
+    for r in range(len(left)):
+        left[r] -= n_workers * worker[r] + n_ps * ps[r]
+
+
 @kernel
 def allocate(
     order: Ints, jobs: Ints, kind: Ints, weight: Floats, penalty: Floats, look_ahead: int,
@@ -132,11 +147,10 @@ def allocate(
         w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
         if fits(w, p, worker[j], ps[j], left):
             n_workers[i], n_ps[i] = w, p
-            left -= w * worker[j] + p * ps[j]
+            _take(left, w, p, worker[j], ps[j])
     for i in range(n):
         j = jobs[i]
-        worker_cost[i] = max(np.max(worker[j] / np.maximum(total, 1e-12)), 1e-9)
-        ps_cost[i] = max(np.max(ps[j] / np.maximum(total, 1e-12)), 1e-9)  # a PS may take nothing
+        worker_cost[i], ps_cost[i] = _cost(worker[j], total), _cost(ps[j], total)
         if n_workers[i] and malleable[j]:
             found = best_move(
                 penalty[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
@@ -151,7 +165,7 @@ def allocate(
         if fits(d_workers[i], d_ps[i], worker[j], ps[j], left):
             n_workers[i] += d_workers[i]
             n_ps[i] += d_ps[i]
-            left -= d_workers[i] * worker[j] + d_ps[i] * ps[j]
+            _take(left, d_workers[i], d_ps[i], worker[j], ps[j])
         found = best_move(
             penalty[kind[i]], n_workers[i], n_ps[i], max_workers[j], max_ps[j], look_ahead, worker[j], ps[j],
             worker_cost[i], ps_cost[i], left,
