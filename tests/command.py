@@ -106,7 +106,7 @@ def serve() -> None:
         warm()
     for line in sys.stdin:
         order = json.loads(line)
-        for module in LOADS.get(order["words"][0], ()):
+        for module in LOADS.get("".join(order["words"][:1]), ()):
             importlib.import_module(module)
         gc.freeze()  # a fork need not copy what it does not collect
         if not (child := os.fork()):
