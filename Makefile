@@ -28,12 +28,12 @@ NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
 NBVAL := $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
 PYTEST := $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# They run beside the notebooks, which wait for machines now and then.
 DOCTESTS := $(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions
+# All at once: cores have work while tests wait for processes. The tests end last; notebooks are to hear Ctrl-C.
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(BIN)/python -m labkit.cli.compile_kernels
-	$(DOCTESTS) & doctests=$$!; $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS),true) && wait $$doctests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" & tests=$$!; $(DOCTESTS) & doctests=$$!; $(if $(NOTEBOOKS),$(NBVAL) $(NOTEBOOKS),true); failed=$$?; \
+	wait $$doctests || failed=1; wait $$tests && exit $$failed
 
 thorough: $(ALL)  ## run what takes long: notebooks and jobs on machines, policies that learn, properties on more examples
 	$(if $(NOTEBOOKS),$(NBVAL) $(LONG))

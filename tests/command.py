@@ -5,11 +5,16 @@ A fork has its own folder, environment, streams and exit code. Tests of the star
 
 from __future__ import annotations
 
+import atexit
+import gc
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 import warnings
 from functools import cache
 from pathlib import Path
@@ -17,6 +22,13 @@ from pathlib import Path
 from tests.hang import HANG_S
 
 ROOT = Path(__file__).parents[1]
+LOADS = {
+    "deploy": ("labkit.cli.queue", "labkit.experiment.queued"),
+    "traces": ("labkit.plots", "pyarrow.csv"),
+    "train": ("labkit.elastic.job", "labkit.elastic.models.networks", "labkit.experiment.auto", "torch"),
+    "train-policy": ("labkit.learning.training", "reproductions.dl2.command", "torch._dynamo"),
+}
+"""What a command loads for seconds and others do not: the warm process loads it when it first forks that command."""
 
 
 def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -63,8 +75,26 @@ def _become(order: dict[str, str], words: list[str]) -> None:
     sys.argv = ["labkit", *words]
     from labkit.cli.app import main
 
-    main()
-    sys.exit()
+    code = 1
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _end(code: int) -> None:
+    """End as a process does, but leave alone what is loaded: to take it apart takes longer than most commands."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def serve() -> None:
@@ -76,6 +106,9 @@ def serve() -> None:
         warm()
     for line in sys.stdin:
         order = json.loads(line)
+        for module in LOADS.get("".join(order["words"][:1]), ()):
+            importlib.import_module(module)
+        gc.freeze()  # a fork need not copy what it does not collect
         if not (child := os.fork()):
             os.environ.clear()
             os.environ.update(order.pop("environment"))

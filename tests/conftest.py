@@ -16,11 +16,15 @@ for name, n in {"dev": 25, "thorough": 100}.items():  # `--hypothesis-profile=th
 settings.load_profile("dev")
 
 LONGEST = (
-    "testbed/test_robust", "elastic/test_sites", "testbed/test_backend", "testbed/test_profiling", "elastic/chaos/",
-    "testbed/test_schedulers", "testbed/test_job", "experiment/", "schedulers/", "testbed/", "notebook/", "browser/",
-    "elastic/",
+    "elastic/test_real_training", "reproductions/test_attention_training", "browser/test_lab", "test_gallery",
+    "elastic/test_own_training", "cli/test_train_policy", "elastic/test_liveness", "experiment/test_reservations",
+    "elastic/test_script_loop", "gifts/", "testbed/agent/test_forks", "experiment/test_classic",
+    "testbed/test_own_scripts", "schedulers/gavel/test_end_to_end", "testbed/test_queue", "testbed/test_backend",
 )  # fmt: skip
 """Files that take long, by how their paths in this folder begin; they come first, so that none is waited for alone."""
+
+WAITING = ("elastic/", "testbed/", "notebook/", "browser/")
+"""Folders whose tests wait for processes; their files are spread among the others, so that cores have work then."""
 
 SLOW = (
     "elastic/chaos/", "elastic/data/test_speed", "elastic/models/test_published_sizes.py::test_published_model",
@@ -116,9 +120,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         if name.startswith("reproductions/"):
             item.add_marker("reproductions")
     if (seed := config.getoption("--shuffle")) is None:
-        items.sort(key=lambda item: _place(item.path))
+        _sort(items)
     else:
         _shuffle(items, np.random.default_rng(seed))
+
+
+def _sort(items: list[pytest.Item]) -> None:
+    """Sort files: the longest ones, then the others, with those that wait spread evenly among them."""
+    place: dict[Path, tuple[float, float]] = {}
+    for waits in (False, True):
+        paths = [
+            path for path in dict.fromkeys(item.path for item in items) if _name(path).startswith(WAITING) == waits
+        ]
+        place |= {path: (_rank(path), i / len(paths)) for i, path in enumerate(paths)}
+    items.sort(key=lambda item: place[item.path])
 
 
 def _shuffle(items: list[pytest.Item], rng: np.random.Generator) -> None:
@@ -152,8 +167,8 @@ class _AtOnce:
             self._reporter.write_line(f"FAILED {report.nodeid} ({report.when})", red=True)
 
 
-def _place(path: Path) -> int:
-    """Return the place of a file in the order: that of its entry in LONGEST, or behind all."""
+def _rank(path: Path) -> int:
+    """Return the place of a file's entry in LONGEST, or the one behind all."""
     name = _name(path)
     return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
 

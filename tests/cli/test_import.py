@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 
+from tests.command import labkit
 from tests.workloads.exports import SACCT, TABLE
 
 CLUSTER = """
@@ -25,11 +26,6 @@ cpus = 64
 memory_gb = 512
 device_type = "v100"
 """
-
-
-def labkit(*words: str, cwd, **options) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.run([sys.executable, "-m", "labkit", *words], cwd=cwd, text=True, **options)
 
 
 def test_a_slurm_export_is_compared_as_it_is(tmp_path):
@@ -66,7 +62,8 @@ def test_in_a_terminal_import_asks(tmp_path):
     (tmp_path / "jobs.csv").write_text(TABLE)
     ours, theirs = pty.openpty()
     os.write(ours, b"y\n")
-    done = labkit("traces", "import", "jobs.csv", cwd=tmp_path, stdin=theirs)
+    words = [sys.executable, "-m", "labkit", "traces", "import", "jobs.csv"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, stdin=theirs)
     os.close(ours)
     os.close(theirs)
     assert done.returncode == 0, done.stderr

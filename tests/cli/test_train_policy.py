@@ -26,8 +26,7 @@ from labkit.results.sweeps import cell_table
 from labkit.schedulers.dl2 import load
 from labkit.topology import build
 from labkit.workloads import dl2_jobs
-from tests.command import labkit as forked
-from tests.command import labkit_in_a_process as labkit
+from tests.command import labkit
 from tests.hang import HANG_S
 
 SMALL = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300")
@@ -83,7 +82,7 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
-    done = forked("train-policy", *words, cwd=tmp_path)
+    done = labkit("train-policy", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -116,7 +115,7 @@ def test_a_policy_is_trained_and_judged_in_a_scenario_which_its_weights_tell(tmp
     assert one.stdout.splitlines()[-1].startswith("use ")
     told = load(tmp_path / "other.safetensors").scenario
     assert told == tomllib.loads(SCENARIO) | {"rescale_s": 60}
-    shown = forked("weights", "show", "other.safetensors", cwd=tmp_path).stdout
+    shown = labkit("weights", "show", "other.safetensors", cwd=tmp_path).stdout
     assert '"quotas": "user=4"' in shown
     wrong = labkit(*words, "--rescale", "9", "--out", "other.safetensors", cwd=tmp_path)
     assert wrong.returncode == 2
@@ -124,10 +123,12 @@ def test_a_policy_is_trained_and_judged_in_a_scenario_which_its_weights_tell(tmp
 
 
 def test_windows_of_a_file_are_learned_from_at_the_speeds_that_suit_it(tmp_path):
-    words = ("--trace", "demo", "--cluster", "demo", "--lessons", "1", "--rounds", "0", "--held-out", "0")
+    rows = Path(__file__).parents[2].joinpath("traces", "demo.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "short.csv").write_text("".join(rows[:42]))  # the fewer windows, the less is simulated
+    words = ("--trace", "short.csv", "--cluster", "demo", "--lessons", "1", "--rounds", "0", "--held-out", "0")
     done = labkit("train-policy", "dl2", *words, "--out", "w.safetensors", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert load(tmp_path / "w.safetensors").scenario == {"trace": "demo", "cluster": "demo", "slot_s": 1200}
+    assert load(tmp_path / "w.safetensors").scenario == {"trace": "short.csv", "cluster": "demo", "slot_s": 1200}
 
 
 def test_advice_names_the_best_scheduler_and_what_is_not_shown():

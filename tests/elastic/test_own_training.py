@@ -15,6 +15,7 @@ import torch
 from labkit.core.errors import InputError
 from labkit.elastic.own_training import OwnTraining, arguments_of, read_training
 from labkit.system.proc import all_pids, command_line
+from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-training.md").read_text()
@@ -92,7 +93,7 @@ def test_what_is_typed_counts_more_than_the_file_and_that_more_than_defaults() -
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GOOD)
-    done = labkit("train", *words, "--steps", "2", cwd=tmp_path)
+    done = forked("train", *words, "--steps", "2", cwd=tmp_path)
     assert done.returncode == 2
     assert what in done.stderr
     assert len(done.stderr.splitlines()) == 1

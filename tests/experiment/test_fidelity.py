@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +19,7 @@ from labkit.results import RunRecord
 from labkit.simulator import Overheads
 from labkit.speed.profiled import GangMeasurement, Overhead, TestbedProfile, write
 from labkit.topology.inventory import Host
+from tests.command import labkit
 
 HOSTS = [Host(name=f"h{i}", gpus=2, device_type="laptop", cpus=2, memory_gb=4) for i in range(2)]
 
@@ -137,7 +136,3 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path: Path):
     neither = labkit("fidelity", f"runs/{run.info.run}", cwd=tmp_path)
     assert (neither.returncode, neither.stderr.count("\n")) == (2, 1)
     assert "--profile FILE" in neither.stderr
-
-
-def labkit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "labkit", *words], cwd=cwd, capture_output=True, text=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ pytest.importorskip("optuna")
 from labkit.core.errors import InputError, SweepError
 from labkit.experiment.ranges import Range
 from labkit.experiment.tuning import tune
+from tests.command import labkit
 
 TRACE = "poisson(15, per_hour=60, median_s=1800, mean_s=3000)"
 RANGES = [Range.read("quantum_s=60:3600:log"), Range.read("placer=pack,spread")]
@@ -138,8 +137,7 @@ def test_a_best_value_at_an_end_of_its_range_is_told():
 def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
     words = ["tune", "las", "--trace", TRACE, "--cluster", "no_network(1)", "--param", "quantum_s=60:3600:log"]
     words += ["--trials", "3", "--seeds", "2", "--check", "7-9", "--metric", "mean_jct", "--folder", "t"]
-    run = [sys.executable, "-m", "labkit", *words]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    done = labkit(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3 trials, each on seeds 0 to 1; the best of them:" in done.stdout
     assert "Best trial against the default las, on held-out seeds (7 to 9):" in done.stdout
@@ -148,7 +146,7 @@ def test_the_command_tells_best_verdict_and_how_to_use_it(tmp_path):
     assert ('use it: --schedulers "las(quantum_s=' in done.stdout) == better
     assert ('keep the default: --schedulers "las"' in done.stdout) == (not better)
     assert not re.search(r"quantum_s=[\d.]*\d{5}", done.stdout), "four digits are what a search can tell apart"
-    again = subprocess.run([*run, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    again = labkit(*words, "--json", cwd=tmp_path)
     told = json.loads(again.stdout)
     assert (len(told["trials"]), told["on_checked"]["n_pairs"]) == (3, 3)
     assert (told["name"] in done.stdout) == told["better"] == better

@@ -105,6 +105,7 @@ def warm() -> None:
     """Load all that commands load, kernels too, so that forks need not."""
     import altair  # noqa: F401
     import pandas as pd  # noqa: F401
+    import pydantic.type_adapter  # noqa: F401 - of typer, when a command is called
     import typer
 
     from labkit.cli.app import app

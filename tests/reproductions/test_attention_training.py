@@ -98,7 +98,7 @@ def test_a_training_goes_on_where_it_was_stopped_and_ends_alike(tmp_path: Path) 
 def test_it_learns_to_keep_gangs_together() -> None:
     """From nothing: tasks anywhere are far behind a gang on one machine."""
     setting = Setting(["single_switch(8, gbps=10)"], ["marl_jobs(load=3, n_pods=1, n_slots=6, per_slot=2)"])
-    trainer = Trainer(setting, seed=1, recipe=Recipe(n_rounds=25, n_draws=8, rate=1e-2))
+    trainer = Trainer(setting, seed=1, recipe=Recipe(n_rounds=10, n_draws=8, rate=1e-2))
     before = np.mean([mean_jct_of(played(setting, trainer.policy.net(), seed, None)[1]) for seed in range(5)])
     list(trainer.updates())
     after = np.mean([mean_jct_of(played(setting, trainer.policy.net(), seed, None)[1]) for seed in range(5)])

@@ -6,7 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from labkit.cli.app import app
 from labkit.core import InputError
 from labkit.learning.settings import Setting
 from labkit.schedulers import make
@@ -15,8 +17,7 @@ from reproductions.dl2.federated import Federated
 from reproductions.dl2.scheduler import load_flat
 from reproductions.dl2.switches import Published
 from reproductions.switches import read_switch
-from tests.command import labkit as forked
-from tests.command import labkit_in_a_process as labkit
+from tests.command import labkit
 
 SHORT = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--lessons", "1", "--rounds", "1")
 FAST = ("--set", "n_units=16", "--set", "n_taught=2", "--set", "first_bundle=True", "--set", "n-jobs=8")
@@ -51,7 +52,6 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
         (["--published", "--set", "actor_critic=1"], "--set actor_critic is '1'; expected True or False."),
         (["--published", "--warm-up", "srft", *SHORT], "unknown scheduler 'srft'. Did you mean 'srtf'?"),
         (["--dask", "tcp://127.0.0.1:9"], "--dask tcp://127.0.0.1:9 is a switch of DL2's own network"),
-        (["--published", "--set", "clusters=2", "--dask", "tcp://127.0.0.1:9"], "no Dask scheduler answers at"),
         (["--published", "--set", "clusters=0"], "clusters is 0; expected a whole number >= 1."),
         (
             ["--published", "--trace", "poisson(20, per_hour=12)", "--cluster", "marl-testbed"],
@@ -62,10 +62,18 @@ def test_the_papers_own_network_is_trained_and_compared(tmp_path):
     ],
 )
 def test_what_is_typed_wrong_is_one_line(words, told, tmp_path):
-    done = forked("train-policy", "dl2", *words, cwd=tmp_path)
+    done = labkit("train-policy", "dl2", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dask_scheduler_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.experiment.on_dask.CONNECT_S", 0.5)
+    words = ["--set", "clusters=2", "--dask", "tcp://127.0.0.1:9", "--out", str(tmp_path / "w.safetensors")]
+    done = CliRunner().invoke(app, ["train-policy", "dl2", "--published", *words])
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 

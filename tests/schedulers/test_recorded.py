@@ -1,8 +1,6 @@
 """The recorded schedule is run to the second, and is what simulated schedulers are measured by."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from labkit.topology import no_network
 from labkit.topology.servers import Server
 from labkit.workloads.readers import ledgered, mapped, read
 from labkit.workloads.readers.mapping import keep
+from tests.command import labkit as command
 
 CLUSTER = no_network(2, servers=Server("four", ((4, 16, 64),)))
 
@@ -195,10 +194,8 @@ gpu = ["n[1-2]"]
 def test_replay_prints_the_recorded_row_and_how_far_others_are(tmp_path) -> None:
     (tmp_path / "export.txt").write_text(EXPORT, encoding="utf-8")
     (tmp_path / "hosts.toml").write_text(HOSTS, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "labkit", "replay", "export.txt", "--cluster", "hosts.toml", "--schedulers", "easy"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = command("replay", "export.txt", "--cluster", "hosts.toml", "--schedulers", "easy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "recorded" in text
     assert "Recorded: mean wait" in text

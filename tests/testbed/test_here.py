@@ -26,6 +26,7 @@ from labkit.testbed.run.session import LocalFleet, LocalStream, local_inventory
 from labkit.testbed.run.training import TrainingTable
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testing.plugs import Slowed
+from tests.command import labkit as forked
 from tests.command import labkit_in_a_process as labkit
 from tests.hang import HANG_S
 
@@ -79,14 +80,14 @@ def test_a_job_without_servers_cannot_configure_itself() -> None:
     ],
 )
 def test_what_makes_no_sense_beside_auto_is_one_line(tmp_path: Path, words: list[str], told: str) -> None:
-    done = labkit("train", "wide_deep", "--auto", *words, cwd=tmp_path)
+    done = forked("train", "wide_deep", "--auto", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) <= 2  # that it can be watched is said of none
 
 
 def test_cores_go_with_auto_only(tmp_path: Path) -> None:
-    done = labkit("train", "digits", "--cores", "1", cwd=tmp_path)
+    done = forked("train", "digits", "--cores", "1", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "labkit: --cores goes with --auto: labkit train digits --auto.\n")
 
 

@@ -27,6 +27,7 @@ from labkit.results.record import RunRecord, RunState
 from labkit.results.sweep_folder import queue_records, queue_table
 from labkit.testbed.inventory import Inventory
 from labkit.topology import no_network
+from tests.command import labkit as forked
 from tests.hang import HANG_S
 from tests.testbed.test_backend import TINY, jobs_of
 
@@ -67,7 +68,7 @@ def test_a_dry_run_shows_hosts_order_and_bounds_and_touches_nothing(hosts: Path,
     (tmp_path / "t.csv").write_text(TRACE.format(steps=10))
     before = sorted(tmp_path.iterdir())
     words = ("--schedulers", "fifo,las(quantum_s=60)", "--repeat", "2", "--time-limit", "30min", "--name", "night")
-    done = labkit("deploy", "t.csv", *words, "--inventory", str(hosts), "--dry-run", cwd=tmp_path)
+    done = forked("deploy", "t.csv", *words, "--inventory", str(hosts), "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(tmp_path.iterdir()) == before
     assert "night: 4 runs of t (2 jobs), one after the other" in done.stdout
@@ -104,7 +105,7 @@ def test_what_no_queue_can_be_is_refused_before_anything_is_written(
     (tmp_path / "t.csv").write_text(TRACE.format(steps=10))
     (tmp_path / "runs" / "new").mkdir(parents=True)
     hosts_of = [] if "--resume" in words else ["--inventory", str(hosts)]
-    done = labkit("deploy", *words, *hosts_of, cwd=tmp_path)
+    done = forked("deploy", *words, *hosts_of, cwd=tmp_path)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["new"]
 
@@ -228,9 +229,9 @@ def test_a_queue_of_real_runs_keeps_failed_ones_and_compares_the_others(bed: Inv
     record = load("fifo-2", runs=folder)
     assert (record.info.scheduler, record.info.config["repeat"], record.info.config["queue"]) == ("fifo", 2, "night")
     assert "Over 2 repeats" in (folder / "report.html").read_text()
-    listed = labkit("runs", cwd=tmp_path)
+    listed = forked("runs", cwd=tmp_path)
     assert "queue night: 4 done, 2 failed; its runs: labkit runs list --runs runs/night" in listed.stdout
-    watched = labkit("watch", "night", cwd=tmp_path)
+    watched = forked("watch", "night", cwd=tmp_path)
     assert watched.returncode == 1, "two failed"
     assert re.search(r"broken.py-Broken-1 +broken.py:Broken +1 +failed", watched.stdout)
 
@@ -272,6 +273,6 @@ def test_a_queue_whose_process_is_killed_goes_on_where_it_was_and_runs_nothing_t
 def test_a_name_of_a_run_that_is_taken_is_refused_with_the_remedy(hosts: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TRACE.format(steps=10))
     (tmp_path / "runs" / "w1").mkdir(parents=True)
-    done = labkit("deploy", "t.csv", "--name", "w1", "--inventory", str(hosts), cwd=tmp_path)
+    done = forked("deploy", "t.csv", "--name", "w1", "--inventory", str(hosts), cwd=tmp_path)
     assert done.returncode == 2
     assert "run 'w1' is already in runs; take another name, or remove it (labkit runs remove w1" in done.stderr

@@ -27,10 +27,10 @@ def _same_paths(monkeypatch):
     monkeypatch.setattr(session, "search_path", lambda: None)  # tests may have been found in the working folder
 
 
-@pytest.fixture
-def env(tmp_path):
-    """What tasks are given: a fork server of their own, which ends with the test."""
-    folder = tmp_path / "forks"
+@pytest.fixture(scope="module")
+def env(tmp_path_factory):
+    """What tasks are given: a fork server of this file's own, which ends with it."""
+    folder = tmp_path_factory.mktemp("agents") / "forks"
     yield {fork_protocol.FOLDER: str(folder), "OMP_NUM_THREADS": "1"}
     for pid in servers(folder):
         os.kill(pid, signal.SIGKILL)
@@ -43,7 +43,9 @@ def ready(env: dict[str, str]) -> bool:
 
 @pytest.fixture
 def warm(agent: Agent, env, tmp_path) -> Agent:
-    """An agent whose fork server is ready: its first task has started by itself."""
+    """An agent whose fork server is ready; where there was none yet, its first task has started by itself."""
+    if ready(env):
+        return agent
     agent.start("first", task="a", argv=job(tmp_path / "first", "import sys; sys.exit(2)"), env=env)
     events = {event.kind: event for event in _until_ended(agent, "first")}
     assert events["ended"].code == 2
@@ -95,6 +97,8 @@ def test_when_the_fork_server_is_killed_its_tasks_go_on_and_their_end_is_seen(wa
     (server,) = servers(Path(env[fork_protocol.FOLDER]))
     os.kill(server, signal.SIGKILL)
     wait_for(lambda: not runs(server))
+    for socket in Path(env[fork_protocol.FOLDER]).glob("*.sock"):
+        socket.unlink()  # the next test's agent is to have another server
     assert runs(pid)
     os.kill(pid, signal.SIGKILL)
     ended = list(_until_ended(warm, "run"))[-1]
