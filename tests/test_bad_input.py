@@ -160,11 +160,11 @@ def test_an_inventory_without_bounds_is_refused(change, said, tmp_path):
         "[[hosts]]\n" + "\n".join(f"{name} = {told}" for name, told in (host | {key: value}).items()) + "\n"
     )
     with pytest.raises(InputError, match=re.escape(said)):
-        inventory.read_hosts(tmp_path / "hosts.toml")
+        inventory.read_content(tmp_path / "hosts.toml")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero here")
-@pytest.mark.parametrize("reads", [read, inventory.read_hosts, measured.read_rows])
+@pytest.mark.parametrize("reads", [read, inventory.read_content, measured.read_rows])
 def test_a_pipe_or_a_device_is_not_read(reads, tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", *map(type(tmp_path), ["/dev/zero"])):

@@ -38,6 +38,8 @@ class WeightsFiles:
     """The remedy where a file is of that version."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """What tensors hold that are no weights of the network, in words."""
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """What a file is taken to say under a name that it does not have."""
     reveals: Mapping[str, str] = field(default_factory=dict)
     """What of the data of a training can be read from a tensor; the first one that a file has counts."""
 
@@ -82,7 +84,7 @@ class WeightsFiles:
         Raise InputError if it cannot be read, is of another format, or is for another policy or version.
         """
         with opened(path, of=self.of, remedy=self.remedy) as file:
-            about: dict[str, str] = file.metadata() or {}
+            about = {"source": "", **self.optional, **(file.metadata() or {})}
             tensors = {key: np.ascontiguousarray(file.get_tensor(key), np.float32) for key in file.keys()}  # noqa: SIM118
         policy, version = about.get("policy"), about.get("version")
         if policy != self.policy or version != self.version:
@@ -93,22 +95,39 @@ class WeightsFiles:
             )
         return about, tensors
 
-    def told(self, path: Path, about: Mapping[str, str], **kinds: Callable[[str], Any]) -> tuple[Any, ...]:
-        """Return what a file says of itself under some names; a function for each of them reads it.
+    def load(
+        self,
+        name: str | Path,
+        fault: Callable[[Tensors], str] = lambda _: "",
+        *,
+        misfit: Callable[..., str] = lambda *_: "",
+        **kinds: Callable[[str], Any],
+    ) -> tuple[Tensors, tuple[Any, ...]]:
+        """Return the tensors of a file, and what it says of itself under some names, which a function for each reads.
 
-        Raise InputError if it says nothing under a name, or what cannot be read.
+        Raise InputError if there is no such file, it is for another policy or version, it says nothing under a name or
+        what cannot be read, `fault` returns what is wrong with its tensors, or `misfit` with tensors and values.
         """
+        path = self.find(name)
+        about, tensors = self.read(path)
+        self._refuse(path, fault(tensors))
+        values = self._values(path, about, kinds)
+        self._refuse(path, misfit(tensors, *values))
+        return tensors, values
+
+    def _values(
+        self, path: Path, about: Mapping[str, str], kinds: Mapping[str, Callable[[str], Any]]
+    ) -> tuple[Any, ...]:
         found = []
         for name, read in kinds.items():
-            self.refuse(path, "" if name in about else f"it does not tell its {name}")
+            self._refuse(path, "" if name in about else f"it does not tell its {name}")
             try:
                 found.append(read(about[name]))
             except (KeyError, TypeError, ValueError):
-                self.refuse(path, f"its {name} is {about[name]!r:.60}, which cannot be read")
+                self._refuse(path, f"its {name} is {about[name]!r:.60}, which cannot be read")
         return tuple(found)
 
-    def refuse(self, path: Path, fault: str) -> None:
-        """Raise unless there is nothing wrong with what a file holds; InputError if `fault` is not empty."""
+    def _refuse(self, path: Path, fault: str) -> None:
         if fault:
             raise InputError(f"{path}: {printable(fault)}. {self.remedy}")
 
@@ -150,6 +169,14 @@ def other_names(tensors: Tensors, expected: tuple[str, ...]) -> str:
     if sorted(tensors) == sorted(expected):
         return ""
     return f"it holds {', '.join(sorted(tensors))}; expected {', '.join(sorted(expected))}"
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """Return an object in JSON; raise ValueError if it is none."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
 
 
 def names(text: str) -> tuple[str, ...]:

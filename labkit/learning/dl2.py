@@ -20,7 +20,7 @@ from labkit.learning.branches import NO_BRANCHES, Branching, play
 from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.rollouts import N_SPARE, PATIENCE, episodes_of
-from labkit.learning.training import NetworkTraining
+from labkit.learning.training import NetworkTraining, Outcome
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import SpeedFit, Weights
@@ -148,10 +148,10 @@ class Trainer(NetworkTraining):
     def _room(self, n_slots: int) -> DecisionRecord:
         return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
 
-    def _lesson(self, left: float) -> tuple[float, float, float]:
+    def _lesson(self, left: float) -> Outcome:
         return self._play_with_teacher(left), *self._learn(max(self.recipe.lesson_rate * left, 1e-4), imitates=True)
 
-    def _round(self, left: float) -> tuple[float, float, float]:
+    def _round(self, left: float) -> Outcome:
         return self._play_with_branches(), *self._learn(self.recipe.rate * left, imitates=False)
 
     def _seeds(self, n: int) -> list[int]:

@@ -13,7 +13,7 @@ from labkit.core.resources import Floats
 from labkit.experiment.experiment import Experiment
 from labkit.learning.rollouts import PATIENCE, mean_spent_s
 from labkit.learning.settings import Setting
-from labkit.learning.training import Training
+from labkit.learning.training import Outcome, Training
 from labkit.schedulers.dl2.beliefs import FROM_RULE, Numbers, numbers_of
 from labkit.schedulers.dl2.learned import LearnedDL2, NumbersFile, load_numbers
 
@@ -77,16 +77,16 @@ class NumbersTrainer(Training):
         self._stops_before: Floats = np.empty(0)
 
     @property
-    def n_updates(self) -> int:
-        """How many generations there are in all."""
-        return self.recipe.n_rounds
+    def n_of_kind(self) -> tuple[int, int]:
+        """No lessons, and as many rounds as there are generations."""
+        return 0, self.recipe.n_rounds
 
     @property
     def numbers(self) -> Numbers:
         """Those of the best generation so far."""
         return _unscaled(self._best)
 
-    def _update(self) -> tuple[str, float, float, float]:
+    def _round(self, left: float) -> Outcome:  # noqa: ARG002
         recipe, rng = self.recipe, self._rng
         episodes = [self.setting.sampled(int(seed)) for seed in rng.integers(1 << 30, size=recipe.n_episodes)]
         before = self._jct(episodes, self._mean)
@@ -97,7 +97,7 @@ class NumbersTrainer(Training):
         held_out = self._held_out()
         if held_out < self._least:
             self._best, self._least = self._mean, held_out
-        return "round", float(before.mean()), held_out, float(np.log(self._sd).mean())
+        return float(before.mean()), held_out, float(np.log(self._sd).mean())
 
     def _held_out(self) -> float:
         """Return the mean log ratio of the present numbers to the first ones, on episodes that training never draws."""

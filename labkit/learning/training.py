@@ -1,7 +1,7 @@
 """The one loop of all trainings: updates one by one, logged, kept each few, stopped in order, gone on with.
 
-A trainer is a `Training`: it says what an update is. One of a single network with one optimizer, first taught and then
-by reinforcement, is a `NetworkTraining`: it says what a lesson and a round are. `Course` runs it to its end.
+A trainer is a `Training`: it says what a lesson and a round are, and what is kept of them. That of one network with
+one optimizer is a `NetworkTraining`. `Course` runs it to its end.
 """
 
 from __future__ import annotations
@@ -64,47 +64,67 @@ class SavableWeights(Protocol):
         """Write a file, whole or not at all."""
 
 
-class Trains(Protocol):
-    """What trains a policy, here or on several clusters."""
-
-    n_done: int
-    slots: int
-
-    @property
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
-
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each update that is left; after each, `state` is worth keeping."""
-
-    def weights(self, source: str) -> SavableWeights:
-        """Return the policy as it is, for a scheduler."""
-
-    def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
-
-    def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state."""
+Outcome = tuple[float, float, float]
+"""Of an update: mean JCT in slots, loss and entropy."""
 
 
-class Training(ABC):
-    """A trainer in one process."""
+class Trains(ABC):
+    """What trains a policy, here or on several clusters: first lessons, in which a teacher is imitated, then rounds."""
 
     n_done: int = 0
     slots: int = 0
     """`n_done` and `slots`: updates, and slots that it learned from, so far."""
+
+    @property
+    @abstractmethod
+    def n_of_kind(self) -> tuple[int, int]:
+        """How many lessons and rounds there are."""
+
+    @property
+    def n_updates(self) -> int:
+        """How many updates there are in all."""
+        return sum(self.n_of_kind)
+
+    def updates(self) -> Iterator[Update]:
+        """Yield what came of each update that is left; after each, `state` is worth keeping."""
+        while self.n_done < self.n_updates:
+            yield self.update()
+
+    @abstractmethod
+    def update(self) -> Update:
+        """Learn from fresh episodes.
+
+        Raise TrainingDivergedError if a loss was not finite; the policy is as it was before; InputError if a teacher
+        cannot run a trace.
+        """
+
+    @abstractmethod
+    def weights(self, source: str) -> SavableWeights:
+        """Return the policy as it is, for a scheduler."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return all that is needed to go on, for `torch.save`."""
+
+    @abstractmethod
+    def go_on(self, state: dict[str, Any]) -> Self:
+        """Go on from a state; InputError if it is that of another training."""
+
+
+class Training(Trains):
+    """A trainer in one process."""
+
     cpu_s: float = 0.0
     """Processor time so far, in seconds."""
     _rng: np.random.Generator
 
-    @property
-    @abstractmethod
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
+    def _lesson(self, left: float) -> Outcome:
+        """Imitate a teacher, and count slots. `left`: 1 in the first lesson, later less."""
+        raise NotImplementedError
 
     @abstractmethod
-    def _update(self) -> tuple[str, float, float, float]:
-        """Learn, and count slots; return the kind of the update, the mean JCT in slots, the loss and the entropy."""
+    def _round(self, left: float) -> Outcome:
+        """Learn from what came of decisions; the rest as in `_lesson`."""
 
     @abstractmethod
     def _asked(self) -> dict[str, Any]:
@@ -118,32 +138,29 @@ class Training(ABC):
     def _relearn(self, learned: dict[str, Any]) -> None:
         """Take what a training like this one had learned."""
 
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each update that is left; after each, `state` is worth keeping."""
-        while self.n_done < self.n_updates:
-            yield self.update()
+    def _learn_once(self) -> tuple[str, Outcome]:
+        (n_lessons, n_rounds), k = self.n_of_kind, self.n_done
+        if k < n_lessons:
+            return "lesson", self._lesson(1 - k / n_lessons)
+        return "round", self._round(1 - (k - n_lessons) / n_rounds)
 
     def update(self) -> Update:
-        """Learn from fresh episodes.
-
-        Raise TrainingDivergedError if a loss was not finite; the policy is as it was before; InputError if a teacher
-        cannot run a trace.
-        """
+        """Learn from fresh episodes, here."""
         began_s, k = time.process_time(), self.n_done
-        kind, mean_jct, loss, entropy = self._update()
+        kind, (mean_jct, loss, entropy) = self._learn_once()
         self.n_done += 1
         self.cpu_s += time.process_time() - began_s
         return Update(kind, k, self.slots, mean_jct, loss, entropy, self.cpu_s)
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
+        """Return what was asked for, what was learned, and where draws and counts are."""
         return {
             "asked": self._asked(), "n_done": self.n_done, "slots": self.slots, "cpu_s": self.cpu_s,
             "rng": self._rng.bit_generator.state, "learned": self._learned(),
         }  # fmt: skip
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state; InputError if it is that of another training."""
+        """Go on from a state of a training like this one."""
         refuse_other(state.get("asked", {}), expected=self._asked())
         self._relearn(state["learned"])
         self._rng.bit_generator.state = state["rng"]
@@ -164,7 +181,7 @@ class Schedule(Protocol):
 
 
 class NetworkTraining(Training):
-    """A trainer of one network with one optimizer: first lessons, then rounds."""
+    """A trainer of one network with one optimizer."""
 
     seed: int
     """Of first weights and of all that is drawn."""
@@ -183,29 +200,18 @@ class NetworkTraining(Training):
         self._optimizer = optimizer(self.policy.parameters())
         self._rng = np.random.default_rng(self.seed)
 
-    def _lesson(self, left: float) -> tuple[float, float, float]:
-        """Imitate a teacher; return mean JCT in slots, loss and entropy. `left`: 1 in the first lesson, later less."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def _round(self, left: float) -> tuple[float, float, float]:
-        """Learn from what came of decisions; the rest as in `_lesson`."""
-
     @property
-    def n_updates(self) -> int:
-        """How many updates there are in all."""
-        return self.recipe.n_lessons + self.recipe.n_rounds
+    def n_of_kind(self) -> tuple[int, int]:
+        """How many lessons and rounds there are."""
+        return self.recipe.n_lessons, self.recipe.n_rounds
 
-    def _update(self) -> tuple[str, float, float, float]:
-        before, k, n_lessons = copied(self.policy), self.n_done, self.recipe.n_lessons
-        if k < n_lessons:
-            kind, (mean_jct, loss, entropy) = "lesson", self._lesson(1 - k / n_lessons)
-        else:
-            kind, (mean_jct, loss, entropy) = "round", self._round(1 - (k - n_lessons) / self.recipe.n_rounds)
+    def _learn_once(self) -> tuple[str, Outcome]:
+        before, k = copied(self.policy), self.n_done
+        kind, (mean_jct, loss, entropy) = super()._learn_once()
         if not (np.isfinite(loss) and np.isfinite(mean_jct)):
             self.policy.load_state_dict(before)
             raise TrainingDivergedError(f"the loss of update {k + 1} is {loss}; the weights are those of update {k}.")
-        return kind, mean_jct, loss, entropy
+        return kind, (mean_jct, loss, entropy)
 
     def _seed(self) -> int:
         """Return a seed, of a trace or of draws."""

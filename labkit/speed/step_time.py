@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -300,7 +300,13 @@ class StepTime:
 
 
 def step_time(
-    jobs: Jobs, cluster: Cluster, *, type_speed: Mapping[str, float] | None = None, **options: Any
+    jobs: Jobs,
+    cluster: Cluster,
+    *,
+    type_speed: Mapping[str, float] | None = None,
+    share: Share = "max-min",
+    slowdown: Slowdown | None = None,
+    cpu: CpuModel | None = None,
 ) -> StepTime:
     """Return the model of jobs that the catalogue knows by name, in the steps that they count.
 
@@ -312,7 +318,7 @@ def step_time(
         Where they run.
     type_speed : mapping, optional
         Speed of device types by name, 1 for those not named.
-    **options
+    share, slowdown, cpu
         As for `StepTime`.
 
     Raises
@@ -334,7 +340,9 @@ def step_time(
         compute_s=np.array([model.compute_s for model in models])[jobs.model],
         model_bytes=np.array([model.bytes for model in models], dtype=np.float64)[jobs.model],
         type_speed=np.array([(type_speed or {}).get(kind, 1.0) for kind in cluster.device_types]),
-        **options,
+        share=share,
+        slowdown=slowdown,
+        cpu=cpu,
     )
 
 

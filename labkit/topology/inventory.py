@@ -137,17 +137,6 @@ def cluster_of(hosts: Sequence[Host], *, name: str) -> Cluster:
     )
 
 
-def read_hosts(path: str | Path) -> list[Host]:
-    """Return the hosts of an inventory, checked.
-
-    Raises
-    ------
-    InputError
-        As `from_inventory`.
-    """
-    return read_content(path).hosts
-
-
 def read_content(path: str | Path) -> Content:
     """Return the content of an inventory, checked; errors are those of `from_inventory`."""
     content = parse(path)

@@ -309,9 +309,9 @@ def load(path: str = "") -> Net:
         raise InputError(
             f"weights of attention is {path!r}; expected the path of a .safetensors file. Make one: {HOW}."
         )
-    file = FILES.find(path or "attention")
-    _, tensors = FILES.read(file)
-    FILES.refuse(file, other_names(tensors, tuple(SHAPES)) or fault_of(tensors, SHAPES))
+    tensors, _ = FILES.load(
+        path or "attention", lambda tensors: other_names(tensors, tuple(SHAPES)) or fault_of(tensors, SHAPES)
+    )
     return Net(**{name: tensor.astype(np.float64) for name, tensor in tensors.items()})
 
 

@@ -26,7 +26,7 @@ from labkit.learning.marl.episodes import World, begin_job, end_job
 from labkit.learning.marl.plays import blame_of, mean_jct_of
 from labkit.learning.marl.settings import Setting
 from labkit.learning.marl.trainer import better_than_others
-from labkit.learning.training import Course, NetworkTraining
+from labkit.learning.training import Course, NetworkTraining, Outcome
 from labkit.schedulers.marl.network import SLOT_S, Scene
 from reproductions.attention.placer import SHAPES, GangView, Net, Notes, Stand, about_of, length_of, notes_of, place
 
@@ -242,7 +242,7 @@ class Trainer(NetworkTraining):
     def __post_init__(self) -> None:
         self._begin(Policy, torch.optim.RMSprop)
 
-    def _round(self, left: float) -> tuple[float, float, float]:
+    def _round(self, left: float) -> Outcome:
         recipe, net, seed = self.recipe, self.policy.net(), self._seed()
         judged, notes, jct = [], [], []
         for _ in range(recipe.n_draws):

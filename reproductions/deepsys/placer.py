@@ -16,7 +16,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.core.trial import Trial
-from labkit.core.weights import WeightsFiles, other_names
+from labkit.core.weights import Tensors, WeightsFiles, other_names
 from labkit.placers.base import Rows, of_one_type, place_or_pack
 from labkit.workloads import catalogue
 
@@ -137,19 +137,24 @@ def load(path: str = "") -> Predictor:
     """
     if path and Path(path).suffix != ".safetensors":
         raise InputError(f"weights of deepsys is {path!r}; expected the path of a .safetensors file. Make one: {HOW}.")
-    file = FILES.find(path or "deepsys")
-    about, single = FILES.read(file)
-    tensors = {name: tensor.astype(np.float64) for name, tensor in single.items()}
-    FILES.refuse(file, other_names(single, tuple(f"{kind}{i}" for kind in ("weights", "bias") for i in range(3))))
-    layers = tuple((tensors[f"weights{i}"], tensors[f"bias{i}"]) for i in range(3))
+    tensors, (source,) = FILES.load(path or "deepsys", _fault, source=str)
+    return Predictor(_layers(tensors), source)
+
+
+def _layers(tensors: Tensors) -> tuple[tuple[Floats, Floats], ...]:
+    return tuple((tensors[f"weights{i}"].astype(float), tensors[f"bias{i}"].astype(float)) for i in range(3))
+
+
+def _fault(tensors: Tensors) -> str:
+    if fault := other_names(tensors, tuple(f"{kind}{i}" for kind in ("weights", "bias") for i in range(3))):
+        return fault
+    layers = _layers(tensors)
     sizes = [N_FEATURES, *(len(bias) for _, bias in layers)]
     fits = all(w.shape == (a, b) for (w, _), a, b in zip(layers, sizes, sizes[1:], strict=False))
     if not fits or sizes[-1] != 1 or not all(np.isfinite(t).all() for t in tensors.values()):
-        raise InputError(
-            f"{file}: layers of {[w.shape for w, _ in layers]}; expected finite ones from {N_FEATURES} features to one "
-            f"number. Train it again: {HOW}."
-        )
-    return Predictor(layers, about.get("source", ""))
+        found = [w.shape for w, _ in layers]
+        return f"layers of {found}; expected finite ones from {N_FEATURES} features to one number"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
 from labkit.learning.env import ExperimentOf
-from labkit.learning.training import Update
+from labkit.learning.training import Trains, Update
 from reproductions.dl2.policy import FlatNet
 from reproductions.dl2.scheduler import FlatWeights
 from reproductions.dl2.switches import Published
@@ -88,7 +88,7 @@ Ask = Callable[..., Callable[[], Any]]
 
 
 @dataclass(eq=False)
-class Federated:
+class Federated(Trains):
     """Trains DL2's own network on k clusters at once; it takes, gives and goes on as a `Trainer` does.
 
     Examples
@@ -108,9 +108,6 @@ class Federated:
     Cluster i has the seed plus 1,000 i."""
     where: str | Client = HERE
     """"here", one after the other; "processes", one for each cluster; or a Dask cluster's client."""
-    n_done: int = field(default=0, init=False)
-    slots: int = field(default=0, init=False)
-    """Slots that it learned from so far, on all clusters together."""
     _parts: Parts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -144,14 +141,9 @@ class Federated:
         self._parts = policy + (self._parts or [])[len(policy) :]
 
     @property
-    def n_updates(self) -> int:
-        """How many lessons and rounds there are in all, each on all clusters."""
-        return (self.switches.n_lessons if self.switches.warm_up else 0) + self.switches.n_rounds
-
-    def updates(self) -> Iterator[Update]:
-        """Yield what came of each lesson and of each round."""
-        while self.n_done < self.n_updates:
-            yield self.update()
+    def n_of_kind(self) -> tuple[int, int]:
+        """How many lessons and rounds there are, each on all clusters."""
+        return self.switches.n_of_kind
 
     def update(self) -> Update:
         """Let each cluster take a lesson or play a round, and average what they learned; see `Trainer.update`."""
@@ -173,13 +165,13 @@ class Federated:
         return made
 
     def state(self) -> dict[str, Any]:
-        """Return all that is needed to go on, for `torch.save`."""
+        """Return the states of all members, and the mean weights."""
         parts = [torch.from_numpy(part) for part in self._parts or []]
         members = [answer() for answer in [ask("state") for ask in self._members]]
         return {"members": members, "parts": parts, "n_done": self.n_done, "slots": self.slots}
 
     def go_on(self, state: dict[str, Any]) -> Self:
-        """Go on from a state; InputError if it is that of another training."""
+        """Go on from a state of as many clusters."""
         members = state.get("members", ())
         if len(members) != len(self._members):
             raise InputError(

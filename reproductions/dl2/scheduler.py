@@ -50,11 +50,8 @@ class FlatWeights:
 
 def load_flat(path: str | Path) -> FlatWeights:
     """Return weights from a file; InputError if it holds something else."""
-    path = FILES.find(path)
-    about, tensors = FILES.read(path)
-    form, models, slot_s = FILES.told(path, about, form=_form, models=names, slot_s=seconds)
-    FILES.refuse(path, _fault(tensors, form, n_models=len(models)))
-    return FlatWeights(FlatNet(**tensors), form, models, slot_s, about.get("source", ""))
+    tensors, values = FILES.load(path, misfit=_fault, form=_form, models=names, slot_s=seconds, source=str)
+    return FlatWeights(FlatNet(**tensors), *values)
 
 
 def _form(text: str) -> Form:
@@ -65,8 +62,8 @@ def _form(text: str) -> Form:
     return form
 
 
-def _fault(tensors: Tensors, form: Form, *, n_models: int) -> str:
-    """Return what is wrong with the tensors of a file; empty: nothing."""
+def _fault(tensors: Tensors, form: Form, models: tuple[str, ...], *_: object) -> str:
+    n_models = len(models)
     if fault := other_names(tensors, FlatNet._fields):
         return fault
     if form.n_models != n_models:

@@ -161,6 +161,11 @@ class Published:
         """
         return self.n_types + 2 * (slots // self.type_every) if self.n_types else None
 
+    @property
+    def n_of_kind(self) -> tuple[int, int]:
+        """How many lessons and rounds there are; without a teacher, no lessons."""
+        return self.n_lessons if self.warm_up else 0, self.n_rounds
+
     def form(self, n_models: int) -> Form:
         """Return what a network for L models sees and may do."""
         return Form(self.rules == "released", self.n_jobs, n_models, self.all_reduce, self.first_bundle, self.scaled)

@@ -25,7 +25,7 @@ from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.episodes import EpisodeRules, end_slot, worth_of
 from labkit.learning.rollouts import PATIENCE
-from labkit.learning.training import Training
+from labkit.learning.training import Outcome, Training
 from labkit.schedulers import make
 from labkit.speed.tabled import ByCounts, of_some, varied
 from labkit.workloads import with_epoch_error
@@ -206,7 +206,7 @@ class Trainer(Training):
         switches = self.switches
         if switches.clusters > 1:
             raise InputError(f"clusters is {switches.clusters}, and a Trainer has one; take a Federated.")
-        if self.n_lessons:
+        if self.n_of_kind[0]:
             make(switches.warm_up)  # refused now if there is no such teacher, before anything is written
         self.form = switches.form(len(self.models))
         self.learner = Learner(switches, self.form)
@@ -227,20 +227,9 @@ class Trainer(Training):
         )  # fmt: skip
 
     @property
-    def n_lessons(self) -> int:
-        """Lessons of the warm-up; 0 without a teacher."""
-        return self.switches.n_lessons if self.switches.warm_up else 0
-
-    @property
-    def n_updates(self) -> int:
-        """How many lessons and rounds there are in all."""
-        return self.n_lessons + self.switches.n_rounds
-
-    def _update(self) -> tuple[str, float, float, float]:
-        """Take a lesson (a hundred mini-batches), or play a round (a trace, an update per slot)."""
-        imitates = self.n_done < self.n_lessons
-        mean_jct, learned = self._supervised_update() if imitates else self._reinforcement_update()
-        return "lesson" if imitates else "round", mean_jct, learned.loss, learned.entropy
+    def n_of_kind(self) -> tuple[int, int]:
+        """How many lessons and rounds there are; without a teacher, no lessons."""
+        return self.switches.n_of_kind
 
     def taught(self) -> Lessons:
         """Return what the teacher did on traces that the seed alone determines."""
@@ -251,16 +240,17 @@ class Trainer(Training):
             self._taught = lessons(switches.warm_up, shown, self.form, self.models, self.slot_s, ways, rng)
         return self._taught
 
-    def _supervised_update(self) -> tuple[float, Learned]:
-        """Learn from a hundred mini-batches; return the mean JCT of a fresh episode in slots."""
+    def _lesson(self, left: float) -> Outcome:  # noqa: ARG002
+        """Learn from a hundred mini-batches; the mean JCT is that of a fresh episode."""
         taught, learned = self.taught(), Learned(0.0, 0.0, 0.0)
         for _ in range(HUNDRED):
             learned = self.learner.study(taught, self._rng)
-        return self._play(How(True, 0.0), learns=False)[0], learned
+        return self._play(How(True, 0.0), learns=False)[0], learned.loss, learned.entropy
 
-    def _reinforcement_update(self) -> tuple[float, Learned]:
+    def _round(self, left: float) -> Outcome:  # noqa: ARG002
         """Play an episode with an update in each slot."""
-        return self._play(How(True, self.switches.exploration), learns=True)
+        mean_jct, learned = self._play(How(True, self.switches.exploration), learns=True)
+        return mean_jct, learned.loss, learned.entropy
 
     def _play(self, how: How, *, learns: bool) -> tuple[float, Learned]:
         """Play an episode; return its mean JCT in slots, and the means of what updates told."""

@@ -79,12 +79,11 @@ class MarlWeights:
 
 def load_published(path: str | Path) -> MarlWeights:
     """Return networks from a file; InputError if it holds something else."""
-    path = FILES.find(path)
-    about, tensors = FILES.read(path)
-    form, n_nets, slot_s = FILES.told(path, about, form=_form, n_nets=int, slot_s=seconds)
-    FILES.refuse(path, _fault(tensors, form, n_nets))
+    tensors, (form, n_nets, slot_s, source) = FILES.load(
+        path, misfit=_fault, form=_form, n_nets=int, slot_s=seconds, source=str
+    )
     nets = tuple({name: tensors[f"{k}.{name}"] for name in shapes(form)} for k in range(n_nets))
-    return MarlWeights(nets, form, slot_s, about.get("source", ""))
+    return MarlWeights(nets, form, slot_s, source)
 
 
 def _form(text: str) -> Form:
@@ -93,8 +92,7 @@ def _form(text: str) -> Form:
     return Form(**kept | {"models": tuple(kept["models"])})
 
 
-def _fault(tensors: Tensors, form: Form, n_nets: int) -> str:
-    """Return what is wrong with the tensors of a file; empty: nothing."""
+def _fault(tensors: Tensors, form: Form, n_nets: int, *_: object) -> str:
     expected = {f"{k}.{name}": shape for k in range(n_nets) for name, shape in shapes(form).items()}
     if other := sorted(set(tensors) ^ set(expected)):
         what = "lacks" if other[0] in expected else "holds"

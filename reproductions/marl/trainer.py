@@ -15,7 +15,7 @@ from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
 from labkit.learning.env import ExperimentOf
 from labkit.learning.settings import fresh, refuse_files
-from labkit.learning.training import Training
+from labkit.learning.training import Outcome, Training
 from labkit.topology import build
 from labkit.workloads.catalogue import DL2_MODELS
 from reproductions.dl2.learner import Learned
@@ -127,17 +127,12 @@ class Trainer(Training):
         self._rng = np.random.default_rng(self.seed)
 
     @property
-    def n_updates(self) -> int:
-        """How many epochs there are in all."""
-        return self.switches.n_epochs
+    def n_of_kind(self) -> tuple[int, int]:
+        """No lessons, and as many rounds as there are epochs."""
+        return 0, self.switches.n_epochs
 
-    def _update(self) -> tuple[str, float, float, float]:
+    def _round(self, left: float) -> Outcome:  # noqa: ARG002
         """Play an episode, and learn after each interval."""
-        mean_jct, learned = self._play()
-        return "round", mean_jct, learned.loss, learned.entropy
-
-    def _play(self) -> tuple[float, Learned]:
-        """Play an episode; return its mean JCT in intervals, and the means of what updates told."""
         episode = Episode(
             self.experiments(self._rng), self.graphs, self.weights(""), slot_s=self.slot_s,
             room_elsewhere=self.switches.room_elsewhere,
@@ -155,7 +150,8 @@ class Trainer(Training):
             episode.skip()
             if episode.over:
                 break
-        return episode.mean_jct(), Learned.mean(told)
+        learned = Learned.mean(told)
+        return episode.mean_jct(), learned.loss, learned.entropy
 
     # --- what is kept
 

@@ -20,7 +20,7 @@ from labkit.core.resources import Bools, Floats, Ints
 from labkit.learning.marl.episodes import ActionRule, Rec
 from labkit.learning.marl.plays import Play, Played, Submits, WorldOf, all_played, played
 from labkit.learning.marl.settings import Setting
-from labkit.learning.training import NetworkTraining
+from labkit.learning.training import NetworkTraining, Outcome
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.interference.levels import Level
@@ -165,7 +165,7 @@ class Trainer(NetworkTraining):
 
     # --- imitation
 
-    def _lesson(self, left: float) -> tuple[float, float, float]:
+    def _lesson(self, left: float) -> Outcome:
         """Imitate: what tasks suffer beside others, and where the oracle puts gangs."""
         recipe, seed = self.recipe, self._seed()
         (told,) = self._played(seed, ActionRule(True, True, recipe.obeys, not recipe.forwards), n_samples=60_000)
@@ -187,7 +187,7 @@ class Trainer(NetworkTraining):
 
     # --- policy gradient
 
-    def _round(self, left: float) -> tuple[float, float, float]:
+    def _round(self, left: float) -> Outcome:
         """Play one trace several times, and make more probable what turned out better than in the others."""
         recipe, seed = self.recipe, self._seed()
         told = self._played(seed, ActionRule(True, False, 0.0, not recipe.forwards), n=recipe.n_draws)

@@ -16,13 +16,13 @@ from labkit.core.placement import Placement
 from labkit.core.protocols import Placer, Scheduler
 from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, mapping, other_names
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
 from labkit.schedulers.dl2.beliefs import BelievedSpeeds, Numbers, numbers_of
 from labkit.schedulers.dl2.monitor import Monitor
 from labkit.schedulers.dl2.scheduler import fallback_of
-from labkit.schedulers.dl2.weights import KEY, as_mapping
+from labkit.schedulers.dl2.weights import KEY
 from labkit.schedulers.marginal_gain import allocate, by_urgency, penalties
 from labkit.schedulers.slot_aware import slots_to_end
 
@@ -34,6 +34,7 @@ FILES: Final = WeightsFiles(
     version="1",
     remedy="Train it again: labkit train-policy dl2.",
     folder=Path(__file__).with_name("numbers"),
+    optional={KEY: "{}"},
     tensors={"numbers": f"the {len(Numbers._fields)} numbers of the policy: {', '.join(Numbers._fields)}"},
 )
 
@@ -62,15 +63,11 @@ def load_numbers(name: str | Path) -> NumbersFile:
     InputError
         If there are none of that name, or the file holds something else.
     """
-    path = FILES.find(name)
-    about, tensors = FILES.read(path)
-    FILES.refuse(path, _fault(tensors))
-    (scenario,) = FILES.told(path, {KEY: "{}"} | about, scenario=as_mapping)
-    return NumbersFile(numbers_of(tensors["numbers"].tolist()), about.get("source", ""), scenario)
+    tensors, (source, scenario) = FILES.load(name, _fault, source=str, scenario=mapping)
+    return NumbersFile(numbers_of(tensors["numbers"].tolist()), source, scenario)
 
 
 def _fault(tensors: Tensors) -> str:
-    """Return what is wrong with the tensors of a file; empty: nothing."""
     return other_names(tensors, ("numbers",)) or fault_of(tensors, {"numbers": (len(Numbers._fields),)})
 
 

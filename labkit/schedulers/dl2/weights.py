@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from labkit.core.resources import Floats
-from labkit.core.weights import Tensors, WeightsFiles, fault_of, names, other_names, seconds
+from labkit.core.weights import Tensors, WeightsFiles, fault_of, mapping, names, other_names, seconds
 from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
 from labkit.speed.dl2 import THETA
 
@@ -26,6 +26,7 @@ FILES: Final = WeightsFiles(
         "writes the file anew, within seconds where its .state file still lies beside it.",
     },
     folder=Path(__file__).with_name("weights"),
+    optional={KEY: "{}"},
     tensors={
         "theta": "coefficients of your speeds: six per model, from which the speed of every gang follows",
         "spread": "how far the speeds of the training were from those coefficients, one number per model",
@@ -71,9 +72,7 @@ class Weights:
         FILES.write(path, tensors, **about, **({KEY: json.dumps(self.scenario)} if self.scenario else {}))
 
 
-def shipped() -> list[str]:
-    """Return the names of the weights that come with labkit."""
-    return FILES.shipped()
+shipped = FILES.shipped
 
 
 def load(name: str | Path) -> Weights:
@@ -84,26 +83,16 @@ def load(name: str | Path) -> Weights:
     InputError
         If there are none of that name, or the file holds something else.
     """
-    path = FILES.find(name)
-    about, tensors = FILES.read(path)
-    models, slot_s = FILES.told(path, about, models=names, slot_s=seconds)
-    FILES.refuse(path, _fault(tensors, n_models=len(models)))
+    tensors, (models, slot_s, source, scenario) = FILES.load(
+        name, misfit=_fault, models=names, slot_s=seconds, source=str, scenario=mapping
+    )
     net = Net(**{name: tensors[name] for name in Net._fields})
     speeds = SpeedFit(*(tensors[name].astype(float) for name in SpeedFit._fields)) if "theta" in tensors else None
-    (scenario,) = FILES.told(path, {KEY: "{}"} | about, scenario=as_mapping)
-    return Weights(net, models, slot_s, about.get("source", ""), speeds, scenario)
+    return Weights(net, models, slot_s, source, speeds, scenario)
 
 
-def as_mapping(text: str) -> dict[str, Any]:
-    """Return an object in JSON; raise ValueError if it is none."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError(text)
-    return found
-
-
-def _fault(tensors: Tensors, *, n_models: int) -> str:
-    """Return what is wrong with the tensors of a file; empty: nothing."""
+def _fault(tensors: Tensors, models: Sequence[str], *_: object) -> str:
+    n_models = len(models)
     has_speeds = bool(tensors.keys() & set(SpeedFit._fields))
     if fault := other_names(tensors, (*Net._fields, *(SpeedFit._fields if has_speeds else ()))):
         return fault

@@ -22,6 +22,7 @@ FILES: Final = WeightsFiles(
     version="2",
     remedy="Train it again: labkit train-policy marl.",
     folder=Path(__file__).with_name("weights"),
+    optional={"servers": ""},
     former={
         "1": "It does not tell the interference of its training, without which its inputs mean nothing. Train it again."
     },
@@ -73,9 +74,7 @@ class Weights:
         FILES.write(path, self.net._asdict(), source=self.source, **trained)
 
 
-def shipped() -> list[str]:
-    """Return the names of the weights that come with labkit."""
-    return FILES.shipped()
+shipped = FILES.shipped
 
 
 def load(name: str | Path) -> Weights:
@@ -86,12 +85,11 @@ def load(name: str | Path) -> Weights:
     InputError
         If there are none of that name, or the file holds something else.
     """
-    path = FILES.find(name)
-    about, tensors = FILES.read(path)
-    FILES.refuse(path, _fault(tensors))
+    tensors, (source, *trained) = FILES.load(
+        name, _fault, source=str, interference=str, truth=str, use=times_of, servers=str
+    )
     net = Net(**{name: tensor.astype(np.float64) for name, tensor in tensors.items()})
-    name, digest, times = FILES.told(path, about, interference=str, truth=str, use=times_of)
-    return Weights(net, about.get("source", ""), TrainedFor(name, digest, times, about.get("servers", "")))
+    return Weights(net, source, TrainedFor(*trained))
 
 
 def times_of(text: str) -> float:
@@ -103,7 +101,6 @@ def times_of(text: str) -> float:
 
 
 def _fault(tensors: Tensors) -> str:
-    """Return what is wrong with the tensors of a file; empty: nothing."""
     if fault := other_names(tensors, Net._fields):
         return fault
     n_agents, hidden, units = tensors["sharp"].size, tensors["out"].size, tensors["last"].shape[-1]
