@@ -103,7 +103,8 @@
       return [[...FIRST, ...runs.map((run) => "JCT " + run + " (s)")], Array.from(byJob.values())];
     }
     const heading = (name) => name.replace(/^n_/, "").replace(/_s$/, " (s)").replace("asked_gpus", "GPUs").replace("jct", "JCT").replace("gpu (s)", "GPU-seconds");
-    const written = (text) => (text === "" ? "\u2013" : isNaN(numeric(text)) ? text : Number(text).toLocaleString("en", { maximumFractionDigits: 2 }));
+    const digits = (name) => ({ minimumFractionDigits: /_s$|\(s\)$|stretch/.test(name) ? 2 : 0, maximumFractionDigits: 2 });
+    const written = (text, name) => (text === "" ? "\u2013" : isNaN(numeric(text)) ? text : Number(text).toLocaleString("en", digits(name)));
     function draw() {
       const [columns, all] = view();
       const wanted = word.value.toLowerCase();
@@ -123,7 +124,7 @@
         line.append(...row.map(function (text, i) {
           const cell = document.createElement(i ? "td" : "th");
           if (i === 1) cell.className = "word";
-          cell.textContent = i > 1 ? written(text) : text;
+          cell.textContent = i > 1 ? written(text, columns[i]) : text;
           return cell;
         }));
         return line;

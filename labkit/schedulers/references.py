@@ -42,14 +42,18 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Operations Research", 1968, "article",
     ),
     "Tiresias, NSDI 2019": Reference(
-        "Gu, Juncheng and others", "Tiresias: A GPU Cluster Manager for Distributed Deep Learning", "USENIX NSDI", 2019
+        "Gu, Juncheng and Chowdhury, Mosharaf and Shin, Kang G. and Zhu, Yibo and Jeon, Myeongjae and Qian, Junjie"
+        " and Liu, Hongqiang and Guo, Chuanxiong",
+        "Tiresias: A GPU Cluster Manager for Distributed Deep Learning", "USENIX NSDI", 2019,
     ),
     "Helios, SC 2021": Reference(
         "Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei",
         "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters", "SC", 2021,
     ),
     "Qiao et al., OSDI 2021": Reference(
-        "Qiao, Aurick and others", "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
+        "Qiao, Aurick and Choe, Sang Keun and Subramanya, Suhas Jayaram and Neiswanger, Willie and Ho, Qirong"
+        " and Zhang, Hao and Ganger, Gregory R. and Xing, Eric P.",
+        "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
         "USENIX OSDI", 2021,
     ),
     "Hwang et al., NSDI 2021": Reference(
@@ -57,10 +61,12 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Elastic Resource Sharing for Distributed Deep Learning", "USENIX NSDI", 2021,
     ),
     "Grandl et al., SIGCOMM 2014": Reference(
-        "Grandl, Robert and others", "Multi-Resource Packing for Cluster Schedulers", "ACM SIGCOMM", 2014
+        "Grandl, Robert and Ananthanarayanan, Ganesh and Kandula, Srikanth and Rao, Sriram and Akella, Aditya",
+        "Multi-Resource Packing for Cluster Schedulers", "ACM SIGCOMM", 2014,
     ),
     "Ghodsi et al., NSDI 2011": Reference(
-        "Ghodsi, Ali and others", "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types",
+        "Ghodsi, Ali and Zaharia, Matei and Hindman, Benjamin and Konwinski, Andy and Shenker, Scott and Stoica, Ion",
+        "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types",
         "USENIX NSDI", 2011,
     ),
     "Peng et al., EuroSys 2018": Reference(
@@ -72,12 +78,14 @@ REFERENCES: Final[dict[str, Reference]] = {
         "MLSys", 2020,
     ),
     "Wang et al., VLDB 2024": Reference(
-        "Wang, Qinlong and others",
+        "Wang, Qinlong and Lan, Tingfeng and Tang, Yinghao and Sang, Bo and Huang, Ziling and Du, Yiheng"
+        " and Zhang, Haitao and Sha, Jian and Lu, Hui and Zhou, Yuanchun and Zhang, Ke and Tang, Mingjie",
         "DLRover-RM: Resource Optimization for Deep Recommendation Models Training in the Cloud",
         "Proceedings of the VLDB Endowment", 2024, "article",
     ),
     "Peng et al., TPDS 2021": Reference(
-        "Peng, Yanghua and others", "DL2: A Deep Learning-Driven Scheduler for Deep Learning Clusters",
+        "Peng, Yanghua and Bao, Yixin and Chen, Yangrui and Wu, Chuan and Meng, Chen and Lin, Wei",
+        "DL2: A Deep Learning-Driven Scheduler for Deep Learning Clusters",
         "IEEE Transactions on Parallel and Distributed Systems", 2021, "article",
     ),
     "Berg et al., PEVA 2020": Reference(
@@ -87,13 +95,19 @@ REFERENCES: Final[dict[str, Reference]] = {
     "Narayanan et al., OSDI 2020": GAVEL,
     "Gavel, OSDI 2020": GAVEL,
     "Themis, NSDI 2020": Reference(
-        "Mahajan, Kshiteej and others", "Themis: Fair and Efficient GPU Cluster Scheduling", "USENIX NSDI", 2020
+        "Mahajan, Kshiteej and Balasubramanian, Arjun and Singhvi, Arjun and Venkataraman, Shivaram and Akella, Aditya"
+        " and Phanishayee, Amar and Chawla, Shuchi",
+        "Themis: Fair and Efficient GPU Cluster Scheduling", "USENIX NSDI", 2020,
     ),
     "AlloX, EuroSys 2020": Reference(
-        "Le, Tan N. and others", "AlloX: Compute Allocation in Hybrid Clusters", "EuroSys", 2020
+        "Le, Tan N. and Sun, Xiao and Chowdhury, Mosharaf and Liu, Zhenhua",
+        "AlloX: Compute Allocation in Hybrid Clusters", "EuroSys", 2020,
     ),
     "Gandiva, OSDI 2018": Reference(
-        "Xiao, Wencong and others", "Gandiva: Introspective Cluster Scheduling for Deep Learning", "USENIX OSDI", 2018
+        "Xiao, Wencong and Bhardwaj, Romil and Ramjee, Ramachandran and Sivathanu, Muthian and Kwatra, Nipun"
+        " and Han, Zhenhua and Patel, Pratyush and Peng, Xuan and Zhao, Hanyu and Zhang, Quanlu and Yang, Fan"
+        " and Zhou, Lidong",
+        "Gandiva: Introspective Cluster Scheduling for Deep Learning", "USENIX OSDI", 2018,
     ),
     "Zhao and Wu, TNSM 2021": Reference(
         "Zhao, Xiaoyang and Wu, Chuan",
@@ -101,11 +115,15 @@ REFERENCES: Final[dict[str, Reference]] = {
         "IEEE Transactions on Network and Service Management", 2021, "article",
     ),
     "SCARL, IEEE Access 2019": Reference(
-        "Cheong, Mukoe and others",
+        "Cheong, Mukoe and Lee, Hyunsung and Yeom, Ikjun and Woo, Honguk",
         "SCARL: Attentive Reinforcement Learning-Based Scheduling in a Multi-Resource Heterogeneous Cluster",
         "IEEE Access", 2019, "article",
     ),
-    "DeepSys, Internetware 2020": Reference("", "DeepSys", "Internetware", 2020),
+    "DeepSys, Internetware 2020": Reference(
+        "Li, Qingping and Xu, Jingwei and Cao, Chun",
+        "Scheduling Distributed Deep Learning Jobs in Heterogeneous Cluster with Placement Awareness",
+        "Internetware", 2020,
+    ),
 }  # fmt: skip
 """Source, as `kinds.py` names it -> the paper."""
 
@@ -128,7 +146,7 @@ def key_of(source: str) -> str:
     ('zhao2021', 'mahajan2020', 'narayanan2020')
     """
     paper = REFERENCES[source]
-    first = re.sub(r"[^a-z]", "", (paper.author or paper.title).split(",")[0].split(" ")[0].lower())
+    first = re.sub(r"[^a-z]", "", paper.author.split(",")[0].split(" ")[0].lower())
     return f"{first}{paper.year}"
 
 
