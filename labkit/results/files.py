@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.below import read_plain
-from labkit.core.cluster import Cluster
+from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
 from labkit.core.files import write_atomically, write_text
@@ -31,6 +31,7 @@ from labkit.core.resources import RESOURCES
 from labkit.core.text import odd_name, shortened
 from labkit.results.record import RUN_ID, RunInfo, RunState
 from labkit.system.printing import printable
+from labkit.topology.single_switch import star
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,11 +120,14 @@ MASKS: Final = ("partitions", "features")
 
 
 def write_cluster(path: Path, cluster: Cluster) -> None:
-    """Write a cluster without its network."""
+    """Write a cluster; of its network only the links of a single switch, as machines over SSH have."""
     columns = {field.name: getattr(cluster, field.name) for field in fields(Cluster) if field.name != "network"}
     plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in columns.items()}
     for key in MASKS:
         plain[key] = {name: np.flatnonzero(hosts).tolist() for name, hosts in getattr(cluster, key).items()}
+    if cluster.network is not None and cluster.network.kind == "single_switch":
+        upwards = cluster.network.link_from < cluster.n_machines
+        plain["links_gbps"] = cluster.network.link_gbps[upwards].tolist()
     if kinds := plain.pop("gpu_kinds"):
         plain["gpu_kinds"] = {
             name: {key: value for key, value in asdict(kind).items() if value and value == value}
@@ -133,7 +137,7 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read the cluster of a run, without its network."""
+    """Read the cluster of a run, without its network unless that is a single switch."""
     row = _read_json(path)
     types: dict[str, Any] = {"group_machine": np.int32, "group_type": np.int32, "partition": np.int32}
     types |= dict.fromkeys(("capacity", "group_pcie_gbps", "machine_socket_gbps"), np.float64)
@@ -148,7 +152,19 @@ def read_cluster(path: Path) -> Cluster:
         raise InputError(f"{path} does not describe a cluster: {printable(str(error))}.") from error
     if fault := _fault_of(cluster):
         raise InputError(f"{path} does not describe a cluster: {fault}.")
-    return cluster
+    return cluster if "links_gbps" not in row else replace(cluster, network=_star(path, row["links_gbps"], cluster))
+
+
+def _star(path: Path, links_gbps: Any, cluster: Cluster) -> Network:
+    """Return the network of machines on one switch, from the bandwidth of each one's link."""
+    m = cluster.n_machines
+    try:
+        gbps = np.array(links_gbps, dtype=np.float64)
+    except (TypeError, ValueError):
+        gbps = np.empty(0)
+    if gbps.shape != (m,) or not (np.isfinite(gbps) & (gbps > 0)).all():
+        raise InputError(f"{path} does not describe a cluster: links_gbps is no list of {m} bandwidths above 0.")
+    return star(m, gbps=gbps)
 
 
 def _fault_of(cluster: Cluster) -> str:

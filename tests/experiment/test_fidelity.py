@@ -15,7 +15,7 @@ from labkit.core.errors import InputError
 from labkit.core.resources import amounts
 from labkit.experiment import Experiment, Fidelity, every_slot, fidelity, predict, simulate
 from labkit.experiment.gap import _cadence
-from labkit.results import RunRecord
+from labkit.results import RunRecord, load
 from labkit.simulator import Overheads
 from labkit.speed.profiled import GangMeasurement, Overhead, TestbedProfile, write
 from labkit.topology.inventory import Host
@@ -56,6 +56,15 @@ def test_a_run_is_predicted_from_its_record_and_a_profile():
     assert found.summary["gap_percent"] > 0
     assert found.explained.loc["speed", "gap_s"] > 0
     assert found.explained["gap_s"].drop("all").sum() == pytest.approx(found.explained.loc["all", "gap_s"])
+
+
+def test_a_kept_run_is_predicted_as_the_run_itself(tmp_path: Path):
+    """Placers look at the network: that of machines over SSH is kept with the run."""
+    run = simulate(jobs_of(), profile=profile_of(), scheduler="srtf", runs=tmp_path)
+    kept = load(tmp_path / run.info.run)
+    assert (kept.cluster.network is None, run.cluster.network is None) == (False, False)
+    placed = [predict(each, profile=profile_of()).events for each in (run, kept)]
+    assert placed[0].tobytes() == placed[1].tobytes()
 
 
 def test_the_right_profile_leaves_no_gap():

@@ -19,8 +19,10 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.core.jobs import Jobs
 from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
-from labkit.results.files import writer_of
+from labkit.results.files import read_cluster, write_cluster, writer_of
 from labkit.results.store import RunTail, find, refuse_taken
+from labkit.topology import no_network
+from labkit.topology.inventory import Host, cluster_of
 
 from .logs import TWO_MACHINES, by_hand, random_log, three_jobs
 
@@ -302,6 +304,28 @@ def test_a_gap_between_parts_is_told(tmp_path):
     (writer.folder / "events-00001.parquet").unlink()
     with pytest.raises(InputError, match=r"events-00001\.parquet is missing, though later parts are there"):
         load(tmp_path / "r1")
+
+
+def test_the_links_of_a_single_switch_are_kept(tmp_path):
+    host = Host(name="h0", gpus=2, device_type="v100", cpus=8, memory_gb=64)
+    hosts = [replace(host, name=f"h{i}", link_gbps=gbps) for i, gbps in enumerate((1, 25.5, 10))]
+    cluster = cluster_of(hosts, name="hosts")
+    write_cluster(tmp_path / "cluster.json", cluster)
+    kept = read_cluster(tmp_path / "cluster.json").network
+    assert kept is not None
+    assert cluster.network is not None
+    for name in ("nodes", "tier", "link_from", "link_to", "link_gbps"):
+        assert list(getattr(kept, name)) == list(getattr(cluster.network, name))
+    assert kept.route == cluster.network.route
+
+
+@pytest.mark.parametrize("links", [[1.0], [1, 2, "x"], [1, 0, 1], [1, 1, float("inf")], 7, {"a": 1}])
+def test_odd_links_are_refused(tmp_path, links):
+    path = tmp_path / "cluster.json"
+    write_cluster(path, no_network(3))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "links_gbps": links}))
+    with pytest.raises(InputError, match="does not describe a cluster: links_gbps is no list of 3 bandwidths above 0"):
+        read_cluster(path)
 
 
 @pytest.mark.parametrize(
