@@ -71,7 +71,7 @@ def device_counts(text: str) -> dict[str, float]:
 
 @contextmanager
 def counting(devices: Mapping[str, float]) -> Iterator[None]:
-    """Let devices count as so many GPUs each while files are read, beside what is known as GPUs."""
+    """Count the named devices as GPUs, too, while files are read: device -> GPUs that one counts as."""
     token = _COUNTED.set(devices)
     try:
         yield

@@ -58,7 +58,7 @@ class Slurm:
     partition_factors, qos_factors : mapping
         Priority of each partition and quality of service by name; 0 for others.
     preempt_type, preempts, partition_tiers, preempt_mode, exempt_s, grace_s
-        Who preempts whom, and what becomes of them, as `labkit.schedulers.preemption.PreemptRules` has them.
+        Which jobs preempt which, and what happens to the preempted ones: `labkit.schedulers.preemption.PreemptRules`.
     max_age_s, half_life_s, calc_period_s : float
         PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has the least priority.
 
@@ -377,7 +377,7 @@ class _Pass:
             seat = self._room.find(job, free, barred=barred)
         if seat is None or not given:
             return None, []
-        for other in given[-2::-1]:  # who need not stop goes on, the most urgent one first
+        for other in given[-2::-1]:  # jobs that need not stop go on, the most urgent first
             rest = free.copy()
             self._room.take(rest, other, seats[other])
             if (found := self._room.find(job, rest, barred=barred)) is not None:
