@@ -206,7 +206,7 @@ def _alone(
     from labkit.experiment.deployed import deploy as begin
 
     record = begin(
-        scenario, scheduler=scheduler, run=name, runs=runs, progress=not as_json, begun=tell_watch, **options
+        scenario, scheduler=scheduler, run=name, runs=runs, progress=not as_json, on_start=tell_watch, **options
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)

@@ -14,7 +14,7 @@ import typer
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unwritable
-from labkit.core.text import labelled, none_told, shortened, split_names
+from labkit.core.text import labelled, shortened, split_names, text_or_none
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
         numbers(table, "times\nbound")
     for row in told.to_dict("records"):
         table.add_row(
-            *(none_told(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
+            *(text_or_none(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
             _value(row["mean"], scale), _interval(row["low"], row["high"], scale),
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True), _lower_on(row),
@@ -217,7 +217,7 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
         return
     keys = list(keys)
     for _, row in failed.head(10).iterrows():
-        told = ", ".join(f"{key} {none_told(row[key])}" for key in keys)
+        told = ", ".join(f"{key} {text_or_none(row[key])}" for key in keys)
         print(printable(f"labkit: failed: {told}: {row['error']}"), file=sys.stderr)
     if len(failed) > 10:
         print(f"labkit: and {len(failed) - 10} more{rest}", file=sys.stderr)
@@ -226,7 +226,7 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
 
 def labels_of(schedulers: str) -> list[str]:
     """Return what some schedulers are called: by their labels, or as they are named."""
-    from labkit.experiment.asked import schedulers_of
+    from labkit.experiment.validation import schedulers_of
 
     return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]
 
@@ -258,9 +258,9 @@ def compare_on_seeds(
     `usual` is a line to print above: which cluster was taken, if none was named. Raise InputError if `against` is none
     of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
     """
-    from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.sweeping import compare_on_seeds as run_all
+    from labkit.experiment.validation import schedulers_of
     from labkit.results.conclusion import summarize_seeds
     from labkit.results.record import arrivals
 

@@ -479,7 +479,7 @@ def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoF
         print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, telling=teller.begun, begun=tell_watch, **options
+            model, steps=steps, observer_factory=teller.observer_of, on_start=tell_watch, **options
         )  # fmt: skip
     told = summary(record)
     print(json.dumps(told) if as_json else sentence(told, options.get("runs", "runs")))
@@ -494,7 +494,7 @@ class Teller:
         self._quiet = quiet
         self._reasons: Sequence[str] = ()
 
-    def begun(self, reasons: Sequence[str]) -> Teller:
+    def observer_of(self, reasons: Sequence[str]) -> Teller:
         """Return the observer of a run that begins, with the list of its reasons."""
         self._reasons = reasons
         return self

@@ -142,9 +142,9 @@ def _first_unsound(values: Floats) -> int:
     return -1
 
 
-def _unsound(said: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
+def _unsound(verb: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
     """Return what is wrong with the answer of a model."""
-    what, n = f"speed model {type(model).__name__}: {said}", len(numbers)
+    what, n = f"speed model {type(model).__name__}: {verb}", len(numbers)
     asked = f"it was asked about {n} jobs, the first is job {jobs.id[numbers[0]]}" if n else "it was asked about no job"
     if not isinstance(values, np.ndarray):
         return f"{what} {_shown(values)}; expected an array of {n} float64 ({asked})."

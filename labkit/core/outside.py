@@ -149,7 +149,7 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     called = f"labkit_outside_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
     if called in sys.modules:
         return sys.modules[called]
-    _look_beside(sources)
+    _add_import_path(sources)
     spec = importlib.util.spec_from_file_location(called, path)
     assert spec is not None  # it ends in .py
     module = sys.modules[called] = importlib.util.module_from_spec(spec)
@@ -163,7 +163,7 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     return module
 
 
-def _look_beside(sources: Sources) -> None:
+def _add_import_path(sources: Sources) -> None:
     """Let a module import what stands beside it: what is there if its name was typed, else what was consented to."""
     if consent.is_stored():
         sources.offer()

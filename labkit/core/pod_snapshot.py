@@ -110,7 +110,7 @@ class PodSnapshot(PartSnapshot):
         """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
         if self.trial is None:
             return super().tasks_of(jobs)
-        return _held(self.trial.running(jobs))
+        return _task_columns(self.trial.running(jobs))
 
     def devices_of(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told."""
@@ -126,29 +126,29 @@ class PodSnapshot(PartSnapshot):
         return they.cpus.astype(np.float32), they.memory_gb.astype(np.float32)
 
     @property
-    def held_by_all(self) -> Records:
-        """(N,) what each job of the run holds, as `labkit.core.book.HELD` has it; for reading only."""
-        held = super().held_by_all
+    def allocations(self) -> Records:
+        """(N,) what each job of the run holds, as `labkit.core.book.ALLOCATION` has it; for reading only."""
+        allocations = super().allocations
         if self.trial is not None:
-            held = held.copy()
-            held["n_workers"], held["n_ps"] = self.trial.n_workers, self.trial.n_ps
-            held.flags.writeable = False
-        return held
+            allocations = allocations.copy()
+            allocations["n_workers"], allocations["n_ps"] = self.trial.n_workers, self.trial.n_ps
+            allocations.flags.writeable = False
+        return allocations
 
 
 def _belonging(whole: Snapshot, machines: Bools, *, pod: int, trial: Trial | None) -> Ints:
     """Return the active jobs that hold tasks on a pod's machines, and those that belong there and hold none."""
     active = whole.jobs.number
-    first, _, group, _ = whole.tasks_of(active) if trial is None else _held(trial.running(active))
+    first, _, group, _ = whole.tasks_of(active) if trial is None else _task_columns(trial.running(active))
     here = np.zeros(len(active), np.bool_)
     rows = np.repeat(np.arange(len(active)), np.diff(first))
     here[rows[machines[whole.cluster.group_machine[group]]]] = True
     holding = np.diff(first) > 0
-    mine: Ints = active[here | (~holding & (whole.pod_of(active) == pod))]
-    return mine
+    members: Ints = active[here | (~holding & (whole.pod_of(active) == pod))]
+    return members
 
 
-def _held(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+def _task_columns(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
     return they.first, they.role, they.group, they.count
 
 

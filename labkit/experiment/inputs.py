@@ -105,8 +105,8 @@ class Inputs:
             yield f"{path}{scheduler[scheduler.index('.py:') + 3 :]}"
 
     @contextmanager
-    def lent(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Lend the fields of a scenario, with files as they are good here."""
+    def local_fields(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the fields of a scenario, with the paths that its files have on this host."""
         with ExitStack() as stack:
             yield {
                 name: stack.enter_context(self.file(str(value)))

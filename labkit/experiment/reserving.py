@@ -117,7 +117,7 @@ class ReservationControl:
     def evicted(self, now_s: float) -> Placement:
         """Return the decision that takes the tasks of jobs from hosts of which a reservation holds others off."""
         parts = self._now(now_s)
-        jobs, _, group = self._held()
+        jobs, _, group = self._allocated_tasks()
         part, reasons = parts.of_group[group], []
         for r, one in enumerate(self._each):
             if r in parts.may and one.running == "preempt":
@@ -147,7 +147,7 @@ class ReservationControl:
             return scheduler.schedule(snapshot)
         active = snapshot.jobs.number
         at = np.full(len(self._own), NOWHERE, np.int32)
-        jobs, first, group = self._held()
+        jobs, first, group = self._allocated_tasks()
         if len(jobs):
             part = parts.of_group[group]
             low, high = np.minimum.reduceat(part, first), np.maximum.reduceat(part, first)
@@ -218,7 +218,7 @@ class ReservationControl:
             self._fits[key] = fitting_on(self._ledger.jobs, self._cluster, self._runs_on, machines=machines)
         return self._fits[key]
 
-    def _held(self) -> tuple[Ints, Ints, Ints]:
+    def _allocated_tasks(self) -> tuple[Ints, Ints, Ints]:
         """Return the job of each row of tasks that are held, where the rows of each job begin, and device groups."""
         ledger = self._ledger
         active = ledger.active()

@@ -390,7 +390,7 @@ class Session:
         ids = self.ledger.active()
         stuck = ids[(self.ledger.belief["phase"][ids] == HOLDING) & ~(self.ledger.belief["speed"][ids] > 0)]
         if len(stuck) and len(stuck) == self.ledger.n_holding:
-            held = self.ledger.book.held[stuck[0]]
+            held = self.ledger.book.allocations[stuck[0]]
             raise StalledError(
                 f"{len(stuck)} jobs run without progress, and nothing else will ever happen. The first is job "
                 f"{self.backend.jobs.id[stuck[0]]} with {held['n_workers']} workers and {held['n_ps']} PSs; choose a "

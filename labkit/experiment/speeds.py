@@ -266,7 +266,7 @@ def declared(jobs: Jobs, speed: SpeedModel) -> Jobs:
     return jobs.with_columns(duration_s=np.where(unknown_s, speed.durations_s(), jobs.duration_s))
 
 
-def asked_speed(
+def resolve_speed(
     jobs: Jobs,
     cluster: Cluster,
     *,

@@ -312,7 +312,7 @@ def compare_on_seeds(
         first = table[(table["seed"] == grid.axes["seed"][0]) & (table["run"] != "")]
         found = [load(run) for run in first["run"]] if records else []
         if runs is not None:
-            table = table.assign(run=[_kept(run, runs) if run else "" for run in table["run"]])
+            table = table.assign(run=[_store_run(run, runs) if run else "" for run in table["run"]])
         else:
             table = table.assign(run="")
     return Seeded(table, found)
@@ -330,7 +330,7 @@ def _scratch(folder: Path | None, *, keep: bool) -> Iterator[Path | None]:
         yield Path(scratch) / "sweep"
 
 
-def _kept(run: str, folder: Path) -> str:
+def _store_run(run: str, folder: Path) -> str:
     """Move a run to where runs are kept, under the next free id."""
     source = Path(run)
     info = files.read_info(source / "run.json")

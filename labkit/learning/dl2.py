@@ -21,7 +21,7 @@ from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.rollouts import N_SPARE, PATIENCE, episodes_of
 from labkit.learning.training import NetworkTraining, Outcome
-from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.network import N_HELD, Net, n_inputs
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import SpeedFit, Weights
 from labkit.speed.dl2 import THETA, fit, terms
@@ -88,7 +88,7 @@ class Policy(nn.Module):
     def __init__(self, n_models: int, n_units: int) -> None:
         super().__init__()
         self.n_models = n_models
-        self.seen = nn.Linear(n_seen(n_models), n_units)
+        self.seen = nn.Linear(n_inputs(n_models), n_units)
         self.held = nn.Parameter(0.2 * torch.randn(n_models, N_HELD, n_units))
         self.middle = nn.Linear(n_units, n_units)
         self.worth = nn.Linear(n_units, 3)
@@ -146,7 +146,7 @@ class Trainer(NetworkTraining):
         self._record = self._room(1)
 
     def _room(self, n_slots: int) -> DecisionRecord:
-        return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
+        return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_inputs(len(self.models)))
 
     def _lesson(self, left: float) -> Outcome:
         return self._play_with_teacher(left), *self._learn(max(self.recipe.lesson_rate * left, 1e-4), imitates=True)

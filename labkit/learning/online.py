@@ -20,7 +20,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.learning.dl2 import Policy, _Part, _Parts, loss_of
 from labkit.learning.training import copied
-from labkit.schedulers.dl2.network import Net, n_seen
+from labkit.schedulers.dl2.network import Net, n_inputs
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide, record
 from labkit.schedulers.dl2.weights import Weights
 
@@ -70,7 +70,7 @@ class Learner:
         """So far."""
         self._pending: list[_Slot] = []
         self._learned: deque[_Slot] = deque(maxlen=MEMORY)
-        n_features = n_seen(len(weights.models)) + 1
+        n_features = n_inputs(len(weights.models)) + 1
         self._gram, self._aim = RIDGE * np.eye(n_features), np.zeros(n_features)
         self._n_matured, self._square = 0, 0.0
         self._now_s = -np.inf
@@ -85,9 +85,9 @@ class Learner:
         if snapshot.now_s > self._now_s:
             self._now_s = snapshot.now_s
             self._follow(snapshot)
-        n = int(batch.episode["n_seen"][0])
+        n = int(batch.episode["n_observed"][0])
         most = int(batch.most[0].sum()) + n + 1
-        rec = record(1, n_jobs=n, n_features=n_seen(len(self._weights.models)), actions_per_slot=most)
+        rec = record(1, n_jobs=n, n_features=n_inputs(len(self._weights.models)), actions_per_slot=most)
         sound = decide(batch, 0, self._weights.slot_s, self.net, DRAWS, rec, self._rng)
         self._open(snapshot, rec)
         return sound

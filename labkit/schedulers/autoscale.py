@@ -100,14 +100,14 @@ class Autoscale:
         self._memory.keep(known)
         if len(started.set_jobs) < len(snapshot.waiting) or len(started.set_jobs):
             return started  # room is for those that wait
-        free = capacity(snapshot)[CPUS] - float(jobs.held[:, CPUS].sum())
+        free = capacity(snapshot)[CPUS] - float(jobs.allocated[:, CPUS].sum())
         wanted: dict[int, int] = {}
         of_model = dict(self.steps)
         for j in np.flatnonzero(grows):
             job, worker_cores = int(jobs.number[j]), float(jobs.worker_demand[j, CPUS])
             most = int(jobs.max_workers[j])
             if worker_cores > 0:
-                left = min(self.total_cores - float(jobs.held[j, CPUS]), free)
+                left = min(self.total_cores - float(jobs.allocated[j, CPUS]), free)
                 most = min(most, int(jobs.n_workers[j]) + max(int(left / worker_cores + 1e-9), 0))
             known[job], n = self._next(
                 known[job], snapshot.now_s, n_workers=int(jobs.n_workers[j]), speed=float(jobs.speed[j]), most=most,
@@ -120,7 +120,7 @@ class Autoscale:
         if not wanted:
             return Placement.nothing()
         numbers = np.array(list(wanted), np.int32)
-        n_ps = snapshot.held_by_all["n_ps"][numbers]
+        n_ps = snapshot.allocations["n_ps"][numbers]
         gangs = Gangs.of(numbers, n_workers=list(wanted.values()), n_ps=n_ps, shrinks=True)
         return place(self.placer, snapshot, gangs)
 

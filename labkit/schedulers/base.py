@@ -140,7 +140,7 @@ def run_in_order(
         return started
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][: BEHIND * (backfill and not all_start)]
-    started, left, stays = snapshot.beside(started, stop)
+    started, left, stays = snapshot.keep_running(started, stop)
     moved = stop[~stays]
     if not len(moved) and not len(behind):
         return started

@@ -143,4 +143,4 @@ def _all_have_theirs(snapshot: Snapshot) -> bool:
     jobs = snapshot.jobs
     if snapshot.n_running < len(jobs):
         return False
-    return bool((jobs.n_workers == jobs.asked_workers).all() and (jobs.n_ps == jobs.asked_ps).all())
+    return bool((jobs.n_workers == jobs.requested_workers).all() and (jobs.n_ps == jobs.requested_ps).all())

@@ -21,7 +21,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.host_names import expanded, listed
 from labkit.core.text import shortened
 from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
@@ -150,7 +150,7 @@ class Inventory:
         config, more = SshConfig.read(defaults.config)
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
-            raise InputError(told(str(file), faults))
+            raise InputError(fault_report(str(file), faults))
         return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups, content.partitions)
 
     @property

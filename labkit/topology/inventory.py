@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.gpu_kinds import refuse_geometry
 from labkit.core.host_names import expanded, groups_of, has_range
@@ -141,7 +141,7 @@ def read_content(path: str | Path) -> Content:
     """Return the content of an inventory, checked; errors are those of `from_inventory`."""
     content = parse(path)
     if content.faults:
-        raise InputError(told(str(path), content.faults))
+        raise InputError(fault_report(str(path), content.faults))
     return content
 
 

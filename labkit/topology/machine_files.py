@@ -20,9 +20,9 @@ from labkit.core.device_names import (
     counted,
     counting,
     device_counts,
-    gpus_asked,
     is_known,
     quantity,
+    requested_gpus,
     slice_of,
 )
 from labkit.core.errors import InputError
@@ -472,8 +472,8 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     has = status.get("allocatable") or status.get("capacity") or {}
     kind = next((str(labels[label]) for label in TYPE_LABELS if labels.get(label)), "")
     amounts = {name: quantity(has[name]) or 0.0 for name in has}
-    slices = gpus_asked({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
-    whole = gpus_asked({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
+    slices = requested_gpus({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
+    whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
     shared = (
         float(labels.get("nvidia.com/gpu.replicas") or 1)
         if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none"

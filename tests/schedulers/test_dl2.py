@@ -59,7 +59,7 @@ def test_the_compiled_network_is_the_one_that_learned(seed: int, n_ps: int, n_wo
     net = Policy(len(DL2_MODELS), 16)
     with torch.no_grad():
         net.worth.weight.normal_()
-    seen = torch.rand(1, network.n_seen(len(DL2_MODELS)))
+    seen = torch.rand(1, network.n_inputs(len(DL2_MODELS)))
     seen[0, : len(DL2_MODELS)] = 0
     seen[0, model] = 1
     held = torch.from_numpy(held_of(np.array([n_ps]), np.array([n_workers])))
@@ -212,7 +212,7 @@ def given_by(policy: Weights, snapshot: Snapshot) -> np.ndarray:
     """Return how many workers and servers each job that is there gets in each device group, (J, 2, G)."""
     batch = draft_of(snapshot, policy.models)
     assert decide(batch, 0, SLOT_S, policy.net, BEST, NOTHING, np.random.default_rng(0))
-    return batch.given[0]
+    return batch.placed[0]
 
 
 @pytest.mark.parametrize("chosen", ["'dl2'", "'dl2-fitted'", "('dl2', 'dl2-fitted')"])

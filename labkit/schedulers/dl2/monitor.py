@@ -196,7 +196,7 @@ def _finds_room(snapshot: Snapshot, given: Ints) -> Bools:
     first = np.where(
         jobs.malleable[:, None],
         np.column_stack([np.ones(len(jobs), np.int32), np.minimum(jobs.max_ps, 1)]),
-        np.column_stack([jobs.asked_workers, jobs.asked_ps]),
+        np.column_stack([jobs.requested_workers, jobs.requested_ps]),
     )
     needed = first[:, :1] * jobs.worker_demand + first[:, 1:] * jobs.ps_demand  # (J, R)
     least = np.minimum(given, first)

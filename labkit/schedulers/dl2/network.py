@@ -39,7 +39,7 @@ class Net(NamedTuple):
     """(1,) what stopping is worth."""
 
 
-def n_seen(n_models: int) -> int:
+def n_inputs(n_models: int) -> int:
     """Return how many numbers are seen of a job when a slot begins, F."""
     return n_models + N_OWN + n_models + N_AROUND + n_models
 

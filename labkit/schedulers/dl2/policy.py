@@ -95,9 +95,9 @@ NOTHING: Final = record(1, n_jobs=1, n_features=1, actions_per_slot=1)
 
 @inner
 def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
-    """Write what is seen of each job as its slot begins, (J, F); models are the first columns of `batch.seen`."""
-    episode, shown = batch.episode[b], batch.seen[b]
-    n, n_models = episode.n_seen, shown.shape[1] - len(FEATURES)
+    """Write the features of each job as its slot begins, (J, F); its model is in the first columns."""
+    episode, shown = batch.episode[b], batch.observation[b]
+    n, n_models = episode.n_observed, shown.shape[1] - len(FEATURES)
     like, around = n_models + N_OWN, 2 * n_models + N_OWN
     gpus, cores = batch.there[b, GPUS], batch.there[b, CPUS]
     n_like = np.zeros(n_models)
@@ -294,7 +294,7 @@ def decide(
 
     Return whether all that the network gave out on the way was finite.
     """
-    n, stop = batch.episode[b].n_seen, net.stop[0]
+    n, stop = batch.episode[b].n_observed, net.stop[0]
     seen = np.zeros((n, len(net.seen)), np.float32)
     see(batch, b, slot_s, seen)
     desk = desk_of(net, seen, batch.job[b]["model"][batch.active[b, :n]])

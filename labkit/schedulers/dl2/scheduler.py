@@ -176,7 +176,7 @@ class DL2:
             sound = self._learner.decide(batch, snapshot)
             if self.learned:
                 self._learner.weights().save(self.learned)
-        given = batch.given[0]  # (J, 2, G)
+        given = batch.placed[0]  # (J, 2, G)
         if self._monitor is None or self._instead is None:
             return keep(snapshot, given)
         doubts = self._monitor.doubts(snapshot, given.sum(axis=2, dtype=np.int32), sound=sound)

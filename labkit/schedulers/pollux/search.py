@@ -100,7 +100,7 @@ class Pollux:
         of = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
         cost = self._costs(snapshot, before, (jobs.worker_demand * of).max(axis=1))
         workers = np.arange(cost.shape[1])[None, :, None] * (jobs.worker_demand * of)[:, None, :]
-        takes = (workers + ((jobs.asked_ps[:, None] * jobs.ps_demand) * of)[:, None, :]).max(axis=2)
+        takes = (workers + ((jobs.requested_ps[:, None] * jobs.ps_demand) * of)[:, None, :]).max(axis=2)
         takes[:, 0] = 0.0
         n_workers = by_price(cost, takes, budget=1.0).astype(np.int32)
         n_ps = np.where(n_workers > 0, table.n_ps[jobs.number], 0).astype(np.int32)
@@ -114,7 +114,9 @@ class Pollux:
         rigid = ~snapshot.table.malleable[jobs.number]
         most = np.minimum(jobs.max_workers, MOST_WORKERS)
         ever = np.array([before.most.get(job, 0) for job in jobs.number.tolist()])
-        most = np.where(rigid, jobs.asked_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32))
+        most = np.where(
+            rigid, jobs.requested_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32)
+        )
         fair = np.clip(np.ceil(1 / np.maximum(share, 1e-12) / n), 1, MOST_WORKERS).astype(np.int64)
         speed = np.full((n, int(most.max()) + 1), -1.0)
         for j in range(n):
@@ -123,7 +125,7 @@ class Pollux:
             speed[j, : len(mine)] = mine / max(curve[min(int(fair[j]), last)], 1e-300)
         speed[:, 0] = 0.0
         numbers = np.arange(speed.shape[1])
-        speed[rigid[:, None] & (numbers > 0) & (numbers != jobs.asked_workers[:, None])] = -1.0
+        speed[rigid[:, None] & (numbers > 0) & (numbers != jobs.requested_workers[:, None])] = -1.0
         speed *= np.where(numbers == jobs.n_workers[:, None], 1.0, self._restarted(snapshot, before)[:, None])
         cost: Floats = 1 / (np.maximum(speed, 0.0) / 4 + LEAST)
         cost[speed < 0] = np.inf

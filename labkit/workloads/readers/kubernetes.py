@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.device_names import TYPE_LABELS, gpus_asked, is_gpu, is_known, part_of, quantity, slice_of
+from labkit.core.device_names import TYPE_LABELS, is_gpu, is_known, part_of, quantity, requested_gpus, slice_of
 from labkit.core.errors import TraceError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
@@ -62,7 +62,7 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         if kind == "Pod" and (pod := read_pod(i, entry, faults)) is not None
     ]
     if faults and len(faults) >= len(pods):
-        raise TraceError(told(str(path), faults))
+        raise TraceError(fault_report(str(path), faults))
     if faults:
         ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     ran = _ran(_latest(pods, ledger), ledger)
@@ -173,10 +173,10 @@ def _devices(pods: Sequence[Pod], ledger: TraceLedger) -> None:
     for name in (name for pod in pods for name in pod.devices):
         counts[name] = counts.get(name, 0) + 1
     if counts:
-        told = ", ".join(f"{name} of {n:,} pods" for name, n in counts.items())
+        fault_report = ", ".join(f"{name} of {n:,} pods" for name, n in counts.items())
         how = ",".join(f"{name}=1" for name in counts if "/" in name)
         remedy = f"; --format 'kubernetes({how})' counts them as so many GPUs each" if how else ""
-        ledger.check(f"devices that are not counted as GPUs: {told}{remedy}.")
+        ledger.check(f"devices that are not counted as GPUs: {fault_report}{remedy}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,9 +520,9 @@ def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[float, 
     clients = _number_of(selector.get("cloud.google.com/gke-max-shared-clients-per-gpu")) or 1.0
     if gpus and (part or clients > 1):
         return gpus * (part or 1.0) / clients, True
-    told = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
-    if not gpus and (fraction := _number_of(told.get("gpu-fraction"))):  # run:ai
-        return fraction * (_number_of(told.get("gpu-fraction-num-devices")) or 1.0), True
+    fault_report = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
+    if not gpus and (fraction := _number_of(fault_report.get("gpu-fraction"))):  # run:ai
+        return fraction * (_number_of(fault_report.get("gpu-fraction-num-devices")) or 1.0), True
     return gpus, sliced or gpus % 1 > 0
 
 
@@ -534,7 +534,7 @@ def _gpus_of(container: object) -> float:
     """Return the GPUs that a container asks for."""
     resources = _mapping(_mapping(container).get("resources"))
     names = {name for part in ("requests", "limits") for name in _mapping(resources.get(part))}
-    return gpus_asked({name: _of(container, name) for name in names if "/" in name and is_gpu(name)})
+    return requested_gpus({name: _of(container, name) for name in names if "/" in name and is_gpu(name)})
 
 
 def _asked(spec: Mapping[str, Any], amount: Callable[[object], float]) -> float:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from labkit.core.device_names import SLICE, counted, slice_of
 from labkit.core.errors import TraceError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, first_row, header_of, table_of
 from labkit.workloads.readers.line_repair import LineRepair
 
@@ -183,7 +183,7 @@ def _from_json(path: Path, text: str) -> TraceTable:
     faults: list[str] = []
     rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
     if 2 * len(faults) >= len(rows) and faults:
-        raise TraceError(told(str(path), faults))
+        raise TraceError(fault_report(str(path), faults))
     frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
     table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
     table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
