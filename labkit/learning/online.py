@@ -40,7 +40,7 @@ class _Slot:
     """A slot that was decided: its jobs (J,), what was seen of them (J, F), the decisions, and slots they stayed."""
 
     jobs: Ints
-    seen: Floats
+    features: Floats
     part: _Part | None
     stayed: Floats
     n_slots: int = 0
@@ -106,8 +106,8 @@ class Learner:
 
     def _open(self, snapshot: Snapshot, rec: DecisionRecord) -> None:
         jobs = snapshot.jobs.number.copy()
-        seen = np.column_stack([rec.seen[: len(jobs)], np.ones(len(jobs))]).astype(np.float64)
-        self._pending.append(_Slot(jobs, seen, _Parts(rec, 1).part(0), np.zeros(len(jobs))))
+        features = np.column_stack([rec.features[: len(jobs)], np.ones(len(jobs))]).astype(np.float64)
+        self._pending.append(_Slot(jobs, features, _Parts(rec, 1).part(0), np.zeros(len(jobs))))
 
     def _follow(self, snapshot: Snapshot) -> None:
         """Count for how many slots jobs stayed, and learn from the slots that are over."""
@@ -126,10 +126,10 @@ class Learner:
 
     def _judge(self, slot: _Slot) -> None:
         """Return how much sooner the jobs of a slot were gone than the critic predicted; then it learns that, too."""
-        predicted = slot.seen @ np.linalg.solve(self._gram, self._aim)
+        predicted = slot.features @ np.linalg.solve(self._gram, self._aim)
         slot.better = float((predicted - slot.stayed).sum())
-        self._gram += slot.seen.T @ slot.seen
-        self._aim += slot.seen.T @ slot.stayed
+        self._gram += slot.features.T @ slot.features
+        self._aim += slot.features.T @ slot.stayed
         self._n_matured += 1
         if self._n_matured > WARM_UP:
             self._square += slot.better**2

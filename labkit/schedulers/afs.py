@@ -141,7 +141,7 @@ def _taken(free: Floats, worker: Floats, servers: Floats, n: int, first: bool) -
 
 @kernel
 def one_by_one(
-    speed: Floats, left: Floats, alone: Floats, malleable: Bools, asked: Ints, most: Ints, worker: Floats,
+    speed: Floats, left: Floats, alone: Floats, malleable: Bools, requested: Ints, most: Ints, worker: Floats,
     servers: Floats, budget: Floats,
 ) -> Ints:  # fmt: skip
     """Return the workers of each job (J,) by AFS' rule, as far as a budget (R,) goes; `servers` come with the first."""
@@ -154,7 +154,7 @@ def one_by_one(
         best = _next(left, now, more, closed)
         if best < 0:
             return n_workers
-        step = 1 if malleable[best] else asked[best]
+        step = 1 if malleable[best] else requested[best]
         if not _taken(free, worker[best], servers[best], step, n_workers[best] == 0):
             closed[best] = True
             continue

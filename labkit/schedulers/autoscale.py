@@ -15,7 +15,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import CPUS
 from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
-from labkit.schedulers.base import asked, capacity, place
+from labkit.schedulers.base import capacity, place, requested_gangs
 from labkit.schedulers.recall import Recall
 
 
@@ -91,7 +91,7 @@ class Autoscale:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start, and which get more workers or fewer."""
         before = self._memory.before(snapshot)
-        started = place(self.placer, snapshot, asked(snapshot, snapshot.waiting))
+        started = place(self.placer, snapshot, requested_gangs(snapshot, snapshot.waiting))
         jobs = snapshot.jobs
         grows = jobs.running & jobs.malleable & (jobs.n_ps > 0) & (jobs.partner < 0)
         known = {int(job): before.get(int(job), _Scaling(snapshot.now_s)) for job in jobs.number[grows]}
@@ -125,17 +125,17 @@ class Autoscale:
         return place(self.placer, snapshot, gangs)
 
     def _next(
-        self, known: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int, step: int
+        self, state: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int, step: int
     ) -> tuple[_Scaling, int]:  # fmt: skip
         """Return the state of a job and its workers from now on."""
-        if known.done or now_s < known.changed_s + self.interval_s or not speed > 0:
-            return known, n_workers
-        added = n_workers - known.n_workers
-        if known.n_workers and added > 0 and known.speed > 0:
-            efficiency = (speed - known.speed) / added / (known.speed / known.n_workers)
+        if state.done or now_s < state.changed_s + self.interval_s or not speed > 0:
+            return state, n_workers
+        added = n_workers - state.n_workers
+        if state.n_workers and added > 0 and state.speed > 0:
+            efficiency = (speed - state.speed) / added / (state.speed / state.n_workers)
             if efficiency < self.threshold:
-                return replace(known, changed_s=now_s, done=True), known.n_workers
+                return replace(state, changed_s=now_s, done=True), state.n_workers
         n = min(n_workers + step, most)
         if n <= n_workers:
-            return known, n_workers
+            return state, n_workers
         return _Scaling(now_s, n_workers, speed), n

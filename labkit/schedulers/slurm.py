@@ -116,7 +116,7 @@ class Slurm:
     def _forget(self, holds: tuple[Hold, ...]) -> None:
         self._holds = holds
         self._zero_s = self._usage_s = math.nan
-        self._known: tuple[bytes, bytes] = b"", b""
+        self._last_columns: tuple[bytes, bytes] = b"", b""
         self._started: dict[int, float] = {}
         self._seats: dict[int, Seat] = {}
         self._leaving: dict[int, tuple[float, int]] = {}
@@ -136,7 +136,7 @@ class Slurm:
         declined = [job for job in waiting.tolist() if job in self._cancelled]
         waiting = waiting[~np.isin(waiting, declined)]
         seen = waiting.tobytes(), running.tobytes()
-        news, self._known = seen != self._known, seen
+        news, self._last_columns = seen != self._last_columns, seen
         if not len(waiting) and not self._leaving:
             return Placement.of((), declined=declined) if declined else Placement.nothing()
         order = self._in_order(snapshot, waiting)

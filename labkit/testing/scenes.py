@@ -115,7 +115,7 @@ class Chaos:
         placement = self._anything(snapshot)
         if len(placement) or snapshot.n_running > snapshot.holds(placement.set_jobs).sum():
             return placement
-        return FirstFit().place(snapshot, asked(snapshot.table, snapshot.jobs.number))
+        return FirstFit().place(snapshot, requested_gangs(snapshot.table, snapshot.jobs.number))
 
     def _anything(self, snapshot: Snapshot) -> Placement:
         rng, table, active = self.rng, snapshot.table, snapshot.jobs.number
@@ -164,7 +164,7 @@ def paired(rng: np.random.Generator, gangs: Gangs, jobs: Jobs) -> Gangs:
     return replace(kept, n_workers=workers[rows], partner=partner[rows])
 
 
-def asked(jobs: Jobs, which: Any) -> Gangs:
+def requested_gangs(jobs: Jobs, which: Any) -> Gangs:
     """Return the gangs that some jobs asked for."""
     return Gangs.of(which, n_workers=jobs.n_workers[which], n_ps=jobs.n_ps[which])
 
@@ -260,7 +260,7 @@ def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> DecisionScene:
 def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> bool:
     """Return whether first fit finds a place for a job's gang on the empty cluster."""
     snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=runs_on)
-    return len(FirstFit().place(snapshot, asked(jobs, [number]))) > 0
+    return len(FirstFit().place(snapshot, requested_gangs(jobs, [number]))) > 0
 
 
 def random_scene(

@@ -16,7 +16,7 @@ from labkit.core import InputError, Jobs, Snapshot
 from labkit.core.draft import PS, WORKER
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.caveats import Caveat
-from labkit.learning.dl2 import Policy, held_of, mean_jct
+from labkit.learning.dl2 import Policy, mean_jct, task_features
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, Weights, load, network, shipped
 from labkit.schedulers.dl2.drafts import draft_of
@@ -62,7 +62,7 @@ def test_the_compiled_network_is_the_one_that_learned(seed: int, n_ps: int, n_wo
     seen = torch.rand(1, network.n_inputs(len(DL2_MODELS)))
     seen[0, : len(DL2_MODELS)] = 0
     seen[0, model] = 1
-    held = torch.from_numpy(held_of(np.array([n_ps]), np.array([n_workers])))
+    held = torch.from_numpy(task_features(np.array([n_ps]), np.array([n_workers])))
     expected = net(seen, torch.zeros(1, dtype=torch.int64), held).detach().numpy()[0]
     made = net.net()
     desk = network.desk_of(made, seen.numpy(), np.array([model], np.int32))

@@ -98,7 +98,7 @@ def replay(seed: int, net: Net, kept: DecisionRecord, check: Any) -> Batch:
         if batch.mask[0, 3 * i + BOTH]:
             give(batch, 0, i, BOTH)
     for t in range(int(kept.n[2])):
-        may, worth = allowed(batch), worths(net, kept.seen[:n], batch.job[0]["model"], batch.n[0])
+        may, worth = allowed(batch), worths(net, kept.features[:n], batch.job[0]["model"], batch.n[0])
         np.testing.assert_array_equal(kept.mask[t], may)
         check(t, int(kept.action[t]), np.where(may, worth, -np.inf))
         if kept.action[t] < 3 * n:

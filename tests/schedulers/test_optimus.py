@@ -225,7 +225,7 @@ def test_a_move_is_bounded_by_max_move_up_and_down(held, least, most):
 
 def test_all_hold_their_gangs_only_if_servers_are_as_requested_too():
     jobs = np.rec.fromrecords([(2, 2, 1, 2)], names="n_workers,requested_workers,n_ps,requested_ps")
-    assert not optimus._all_have_theirs(SimpleNamespace(n_running=1, jobs=jobs))
+    assert not optimus._every_job_has_its_gang(SimpleNamespace(n_running=1, jobs=jobs))
 
 
 def move(speed, w, p, *, look_ahead, worker=(1.0, 1.0), ps=(0.0, 1.0), left=(99.0, 99.0)):

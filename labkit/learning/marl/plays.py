@@ -111,7 +111,7 @@ def trimmed(rec: Rec) -> Rec:
     """Return a record without the room that was not needed."""
     n, n_samples = (int(k) for k in rec.n)
     return Rec(
-        rec.n, rec.seen[:n].copy(), rec.cost[:n].copy(), rec.n_top[:n].copy(), rec.action[:n].copy(),
+        rec.n, rec.features[:n].copy(), rec.cost[:n].copy(), rec.n_top[:n].copy(), rec.action[:n].copy(),
         rec.taught[:n].copy(), rec.job[:n].copy(), rec.felt[:n_samples].copy(),
     )  # fmt: skip
 

@@ -99,12 +99,14 @@ class Policy(nn.Module):
         """Return slowdowns, (S,), from what is seen of tasks, (S, 6)."""
         return 1 + functional.softplus(torch.relu(felt @ self.seen) @ self.out)
 
-    def forward(self, seen: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
+    def forward(self, features: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
         """Return what placements and waiting are worth, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
-        hidden = torch.tanh(torch.einsum("dkf,dfu->dku", seen[:, :-1], self.first[agent]) + self.bias[agent][:, None])
+        hidden = torch.tanh(
+            torch.einsum("dkf,dfu->dku", features[:, :-1], self.first[agent]) + self.bias[agent][:, None]
+        )
         sharp = torch.exp(self.sharp)[agent]
         worth = (hidden * self.last[agent][:, None]).sum(2) - sharp[:, None] * cost
-        waiting = (seen[:, -1, : len(WAITING)] * self._wait()[agent]).sum(1)
+        waiting = (features[:, -1, : len(WAITING)] * self._wait()[agent]).sum(1)
         return torch.cat([worth, waiting[:, None]], 1)
 
     def _wait(self) -> Tensor:
@@ -213,7 +215,7 @@ class Trainer(NetworkTraining):
 
     def _log_chances(self, part: _Part, rows: Tensor | None = None, *, doubt: float = 1.0) -> Tensor:
         mine = part if rows is None else part.take(rows)
-        worth = (self.policy(mine.seen, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
+        worth = (self.policy(mine.features, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
         return torch.log_softmax(worth, 1)
 
     # --- what is kept
@@ -270,7 +272,7 @@ def _of_jobs(better: Floats, job: NDArray[np.int64]) -> Tensor:
 class _Part:
     """Decisions: what was seen (D, K + 1, F), costs (D, K), the agent (D,), what was allowed, and what was done."""
 
-    seen: Tensor
+    features: Tensor
     cost: Tensor
     agent: Tensor
     mask: Tensor
@@ -279,27 +281,29 @@ class _Part:
 
     def take(self, rows: Tensor) -> _Part:
         """Return some of them."""
-        picked = (self.seen[rows], self.cost[rows], self.agent[rows], self.mask[rows], self.action[rows])
+        picked = (self.features[rows], self.cost[rows], self.agent[rows], self.mask[rows], self.action[rows])
         return _Part(*picked, self.job[rows.numpy()])
 
     @classmethod
     def joined(cls, parts: list[_Part]) -> _Part:
         """Return the decisions of several."""
-        seen, cost, agent, mask, action = (
-            torch.cat([getattr(p, name) for p in parts]) for name in ("seen", "cost", "agent", "mask", "action")
+        features, cost, agent, mask, action = (
+            torch.cat([getattr(p, name) for p in parts]) for name in ("features", "cost", "agent", "mask", "action")
         )
-        return cls(seen, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
+        return cls(features, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
 
 
 def _parts(rec: Rec, home: Ints, n_agents: int, *, taught: bool) -> _Part:
     """Return the decisions of a record; `taught`: those of which the oracle's choice is known, with that."""
     n = int(rec.n[0])
     keep = np.flatnonzero(rec.taught[:n] >= 0) if taught else np.arange(n)
-    seen, n_top = rec.seen[:n][keep], rec.n_top[:n][keep]
+    features, n_top = rec.features[:n][keep], rec.n_top[:n][keep]
     rows, there = np.arange(len(keep)), np.arange(N_TOP) < n_top[:, None]
-    waiting = seen[rows, n_top]
+    waiting = features[rows, n_top]
     may_wait: Bools = ~np.any(np.isnan(waiting), axis=1)
-    whole = np.concatenate([np.where(there[:, :, None], seen[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1)
+    whole = np.concatenate(
+        [np.where(there[:, :, None], features[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1
+    )
     action = (rec.taught if taught else rec.action)[:n][keep]
     action = np.where(action >= n_top, N_TOP, action)
     agent = np.maximum(home[rec.job[:n][keep]], 0) % n_agents

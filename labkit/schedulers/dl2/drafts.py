@@ -50,11 +50,11 @@ def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_observed: int | Non
     return batch
 
 
-def placement_of(snapshot: Snapshot, given: NDArray[np.int16]) -> Placement:
+def placement_of(snapshot: Snapshot, tasks: NDArray[np.int16]) -> Placement:
     """Return the decision that gives the active jobs what a draft does, (J, 2, G)."""
-    job, role, group = np.nonzero(given)
+    job, role, group = np.nonzero(tasks)
     number = snapshot.jobs.number
     placement = Placement.of(
-        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=given[job, role, group]
+        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=tasks[job, role, group]
     )
     return snapshot.fitting(placement)

@@ -42,10 +42,10 @@ class TrainedFor:
     """The kinds of sockets of the training's clusters (`servers_of`); empty: not known."""
 
     @classmethod
-    def of(cls, known: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
+    def of(cls, level: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
         """Return what weights keep of an interference and of clusters."""
-        name, times = ("none", 1.0) if known is None else (known.name, known.times)
-        return cls(name, digest_of(known), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
+        name, times = ("none", 1.0) if level is None else (level.name, level.times)
+        return cls(name, digest_of(level), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
 
 
 def servers_of(cluster: Cluster) -> str:
