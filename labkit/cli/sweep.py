@@ -117,8 +117,8 @@ def _clusters(named: list[str] | None, traces: list[str]) -> list[str]:
     return [cluster]
 
 
-def _listed(given: list[str]) -> list[str]:
-    return [name for text in given for name in split_names(text)]
+def _listed(texts: list[str]) -> list[str]:
+    return [name for text in texts for name in split_names(text)]
 
 
 def seeds_of(text: str) -> list[int]:
@@ -164,14 +164,14 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
         print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
 
 
-def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
+def _print_table(rows: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
     from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import time_unit
 
-    scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
+    scale, unit = time_unit(float(rows["mean"].median())) if metric.endswith("_s") else (1.0, "")
     what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
-    bounded = bool(told["times_bound"].notna().any())
-    varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
+    bounded = bool(rows["times_bound"].notna().any())
+    varying = [key for key in rows.columns[: list(rows.columns).index("n")] if len(set(rows[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))
     table = new_table()
     for key in shown:
@@ -179,7 +179,7 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     numbers(table, pairs, "failed", what, "95% CI", f"against\n{base}", "95% CI", "lower\non")
     if bounded:
         numbers(table, "times\nbound")
-    for row in told.to_dict("records"):
+    for row in rows.to_dict("records"):
         table.add_row(
             *(text_or_none(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
             _value(row["mean"], scale), _interval(row["low"], row["high"], scale),

@@ -212,9 +212,9 @@ def begin(scheduler: object, context: Context) -> None:
 
 
 def begin_placer(placer: Placer, context: Context) -> Placer:
-    """Return a placer as it is in one run: what its `told(context)` returns, if it wants to know what may be known."""
-    hook = getattr(placer, "told", None)
+    """Return a placer as it is in one run: what its `for_run(context)` returns, if it has that."""
+    hook = getattr(placer, "for_run", None)
     if hook is None:
         return placer
-    told: Placer = hook(context)
-    return told
+    placer_of_run: Placer = hook(context)
+    return placer_of_run

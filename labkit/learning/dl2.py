@@ -215,7 +215,7 @@ class Trainer(NetworkTraining):
         """Return the policy as it is, for a scheduler."""
         return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds, self.scenario)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         told = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
         return told | {"scenario": dict(self.scenario)}
 

@@ -381,7 +381,7 @@ class CodePanel(anywidget.AnyWidget):
         return "<CodePanel>"
 
 
-KNOWN_HERE = "jobs"
+JOBS_NAME = "jobs"
 """What a trace is called that was given as jobs, not as a file."""
 
 
@@ -419,7 +419,7 @@ class Choice:
         record = labkit.simulate("a.csv", cluster="demo", scheduler="srtf", seed=0)
         record.summary
         """
-        trace = _quoted(self.trace) if self.trace else KNOWN_HERE
+        trace = _quoted(self.trace) if self.trace else JOBS_NAME
         scheduler = self.scheduler if self.own else _quoted(self.scheduler)
         verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
         seed = "" if self.machines else f", seed={self.seed}"

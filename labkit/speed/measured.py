@@ -324,8 +324,8 @@ def _faults(models: tuple[str, ...], code: Ints, ps: Ints, workers: Ints, speed:
     ]
 
 
-def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats) -> list[str]:
-    gangs, times = np.unique(np.stack([ps[mine], workers[mine]]), axis=1, return_counts=True)
+def _model_faults(name: str, rows: Bools, ps: Ints, workers: Ints, batch: Floats) -> list[str]:
+    gangs, times = np.unique(np.stack([ps[rows], workers[rows]]), axis=1, return_counts=True)
     faults = [
         f"{name}: the gang of {p} PS and {w} workers occurs {n} times; keep one (their mean, say)"
         for (p, w), n in zip(gangs.T, times, strict=True)
@@ -333,7 +333,7 @@ def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats
     ]
     if len(times) < 2:
         faults.append(f"{name}: one gang was measured; interpolation needs at least one more")
-    if len(np.unique(batch[mine])) > 1:
+    if len(np.unique(batch[rows])) > 1:
         faults.append(f"{name}: the batch changes between rows; speeds are comparable at one global batch only")
     return faults
 

@@ -21,7 +21,7 @@ from labkit.speed.step_time import StepTime
 WORKER, PS = 0, 1
 NOTHING, EXPONENTIAL, LINEAR, QUADRATIC = range(4)
 KINDS: Final = {None: NOTHING, "exponential": EXPONENTIAL, "linear": LINEAR, "quadratic": QUADRATIC}
-N_SEEN: Final = 6
+N_SLOWDOWN_FEATURES: Final = 6
 """What a network sees of a task: own cores, those of the others in its group, those in the machine's other groups, own
 PCIe, that of the others, and 1."""
 PCIE_UNIT: Final = 16.0
@@ -131,7 +131,7 @@ class TaskTable(NamedTuple):
 
 def slow_of(model: InterferenceModel | None) -> Slow:
     """Return a fitted model for compiled code; None: no job slows another."""
-    cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SEEN, 0))
+    cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SLOWDOWN_FEATURES, 0))
     if model is None:
         return Slow(np.array([-1, 0, 0]), cpu, pcie, np.full(2, np.inf), none, np.zeros(0))
     if model.cpu_ is None and model.pcie_ is None:

@@ -100,7 +100,7 @@ def which(name: str) -> str:
 def gpu() -> Check:
     """Check for an NVIDIA GPU."""
     hint = "faster training; labkit works without one"
-    said = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    said = _output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     cards = said.splitlines() if said else []
     more = f" and {len(cards) - 1} more" if len(cards) > 1 else ""
     return Check("GPU", bool(cards), f"{cards[0]}{more}" if cards else "", hint)
@@ -108,12 +108,12 @@ def gpu() -> Check:
 
 def user_namespaces() -> Check:
     """Check that an ordinary user may have a network of their own, for the shaped testbed without root."""
-    ok = _said("unshare", "--user", "--map-root-user", "--net", "echo", "yes") == "yes"
+    ok = _output_of("unshare", "--user", "--map-root-user", "--net", "echo", "yes") == "yes"
     hint = "a shaped testbed without root; sysctl -w kernel.unprivileged_userns_clone=1 (or run outside a container)"
     return Check("user namespaces", ok, "usable" if ok else "", hint)
 
 
-def _said(program: str, *arguments: str) -> str:
+def _output_of(program: str, *arguments: str) -> str:
     """Return what a program prints, empty where it is missing, fails or hangs."""
     where = which(program)
     if not where:

@@ -231,10 +231,10 @@ def random_jobs(rng: np.random.Generator, *, cluster: Cluster, runs_on: Bools, r
         weight=rng.choice([1.0, 1.0, 2.0], n),
         name="random",
     )
-    return _made_to_fit(jobs, cluster, runs_on)
+    return _with_small_gangs(jobs, cluster, runs_on)
 
 
-def _made_to_fit(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
+def _with_small_gangs(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
     """Return the jobs with a gang of one small worker (and PS) where one does not fit the empty cluster."""
     unfit = np.array([not fits_empty(jobs, cluster, runs_on, number) for number in range(len(jobs))], dtype=np.bool_)
     gpus = jobs.worker_demand[:, GPUS]
@@ -283,7 +283,7 @@ def random_scene(
     if kinds:
         jobs = with_demands(rng, jobs, cluster=cluster)
         runs_on = may_run_on(jobs, cluster)
-        jobs = _made_to_fit(jobs, cluster, runs_on)
+        jobs = _with_small_gangs(jobs, cluster, runs_on)
     simulator = Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster))
     session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng, pairs=pairs)
     for _ in range(n_decisions):

@@ -326,10 +326,12 @@ def _fault(rows: list[Any], fault: dict[str, Any]) -> str:
     number, *keys = fault["loc"]
     row = rows[number]
     name = f" ({row['name']})" if isinstance(row, dict) and row.get("name") else ""
-    return fault_told(f"host {number + 1}{name}", keys, fault, known=[*(field.name for field in fields(Host)), "count"])
+    return fault_in_words(
+        f"host {number + 1}{name}", keys, fault, known=[*(field.name for field in fields(Host)), "count"]
+    )
 
 
-def fault_told(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:
+def fault_in_words(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:
     """Return one fault that pydantic found in a table, in our words: where, which key, what was expected."""
     key = ".".join(str(part) for part in keys)
     if fault["type"] == "unexpected_keyword_argument":

@@ -47,7 +47,7 @@ class TypeSpeeds:
 
     table: Throughputs
     """Steps/s by model, number of GPUs and type."""
-    said: str
+    description: str
     """Where they are from, for headers of runs."""
 
 

@@ -285,7 +285,7 @@ class Trainer(Training):
         """Return the network as it is, for a scheduler."""
         return FlatWeights(self.learner.policy.copy(), self.form, tuple(self.models), self.slot_s, source)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return asdict(self.switches) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
 
     def _learned(self) -> dict[str, Any]:

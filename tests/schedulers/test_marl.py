@@ -23,7 +23,7 @@ from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import FILES, TrainedFor, Weights, load, shipped
 from labkit.simulator import Faults
 from labkit.speed.interference.levels import level
-from labkit.speed.what_if import N_SEEN, learned, put, renew
+from labkit.speed.what_if import learned, put, renew
 from labkit.topology import build
 from labkit.workloads import catalogue
 from labkit.workloads.catalogue import DL2_MODELS
@@ -169,7 +169,7 @@ MARL = {"policy": "marl", "version": FILES.version}
     [
         ({"policy": "dl2", "version": FILES.version}, {}, "policy 'dl2', version '2'; expected 'marl', '2'"),
         ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '2'"),
-        (MARL, {"out": np.zeros(3)}, f"seen is of shape ({N_SEEN}, 16); expected ({N_SEEN}, 3)"),
+        (MARL, {"out": np.zeros(3)}, "seen is of shape (6, 16); expected (6, 3)"),
         (MARL, {"first": np.zeros((1, 3, 16))}, f"expected (1, {len(FEATURES)}, 16)"),
         (MARL, {"wait": np.full((1, len(WAITING)), np.nan)}, "wait holds a number that is not finite"),
         (MARL, {"sharp": np.zeros(0)}, "it holds bias, first, last, out, seen, wait; expected"),

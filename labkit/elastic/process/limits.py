@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, Protocol
 from labkit.core.errors import InputError
 from labkit.elastic.process.causes import counted, text_of
 from labkit.elastic.protocol.messages.clients import MeasuredUsage
-from labkit.system.proc import all_pids, is_ours, threads
+from labkit.system.proc import all_pids, belongs_to_user, threads
 
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -379,7 +379,7 @@ def _used(everything: set[int], *, but: int) -> Counter[int]:
     """Return the number of processes of this user that are limited to each core."""
     used: Counter[int] = Counter()
     for pid in all_pids():
-        if pid == but or not is_ours(pid):
+        if pid == but or not belongs_to_user(pid):
             continue
         with contextlib.suppress(OSError):
             theirs = os.sched_getaffinity(pid)

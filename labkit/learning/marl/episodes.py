@@ -28,7 +28,7 @@ from labkit.schedulers.marl.network import (
     weigh,
 )
 from labkit.speed.what_if import (
-    N_SEEN,
+    N_SLOWDOWN_FEATURES,
     PCIE_UNIT,
     WORKER,
     RunFacts,
@@ -87,7 +87,7 @@ def record(n_decisions: int, n_samples: int = 1) -> Rec:
     return Rec(
         np.zeros(2, np.int64), np.zeros((n, N_TOP + 1, len(FEATURES)), np.float32), np.zeros((n, N_TOP), np.float32),
         np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64),
-        np.zeros((n_samples, N_SEEN + 1), np.float32),
+        np.zeros((n_samples, N_SLOWDOWN_FEATURES + 1), np.float32),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from labkit.learning.training import NetworkTraining, Outcome
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.interference.levels import Level
-from labkit.speed.what_if import N_SEEN
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES
 
 MOST_BETTER: Final = 3.0
 """Choices are better or worse by at most so many standard deviations, for learning."""
@@ -84,7 +84,7 @@ class Policy(nn.Module):
     def __init__(self, n_hidden: int, n_units: int, n_agents: int, *, waits: bool = True) -> None:
         super().__init__()
         a = n_agents
-        self.seen = nn.Parameter(0.5 * torch.randn(N_SEEN, n_hidden))
+        self.seen = nn.Parameter(0.5 * torch.randn(N_SLOWDOWN_FEATURES, n_hidden))
         self.out = nn.Parameter(0.3 * torch.randn(n_hidden))
         self.first = nn.Parameter((0.3 * torch.randn(1, len(FEATURES), n_units)).repeat(a, 1, 1))
         self.bias = nn.Parameter(torch.zeros(a, n_units))
@@ -226,8 +226,8 @@ class Trainer(NetworkTraining):
         clusters: list[Cluster] = getattr(self.worlds, "built", [])
         return Weights(self.policy.net(), source, TrainedFor.of(known, clusters))
 
-    def _asked(self) -> dict[str, Any]:
-        told = self.worlds.asked() if isinstance(self.worlds, Setting) else {}
+    def _identity(self) -> dict[str, Any]:
+        told = self.worlds.identity() if isinstance(self.worlds, Setting) else {}
         return asdict(self.recipe) | {"seed": self.seed} | told
 
     def _learned(self) -> dict[str, Any]:

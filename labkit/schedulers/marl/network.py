@@ -11,7 +11,7 @@ from labkit.core.scratch_book import ScratchBook, free_in_pod
 from labkit.kernels import by_reference, inner
 from labkit.kernels.arrays import fill_with
 from labkit.schedulers.marl.candidates import MOST, Candidates, GangRequest, candidate_buffer, candidates
-from labkit.speed.what_if import N_SEEN, WORKER, RunFacts, Slow, TaskTable, seconds_more
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES, WORKER, RunFacts, Slow, TaskTable, seconds_more
 
 FEATURES: Final = (
     "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",
@@ -316,6 +316,7 @@ def plain(n_hidden: int = 16, n_units: int = 16, n_agents: int = 1) -> Net:
     a, wait = n_agents, np.zeros((n_agents, len(WAITING)))
     wait[:, -1] = NEVER
     return Net(
-        np.zeros((N_SEEN, n_hidden)), np.zeros(n_hidden), np.zeros((a, len(FEATURES), n_units)), np.zeros((a, n_units)),
+        np.zeros((N_SLOWDOWN_FEATURES, n_hidden)), np.zeros(n_hidden), np.zeros((a, len(FEATURES), n_units)),
+        np.zeros((a, n_units)),
         np.zeros((a, n_units)), wait, np.full(a, 20.0),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from labkit.core.resources import CPUS, GPUS
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
 from labkit.speed.interference.levels import Level, digest_of
-from labkit.speed.what_if import N_SEEN
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES
 
 FILES: Final = WeightsFiles(
     policy="marl",
@@ -107,7 +107,7 @@ def _fault(tensors: Tensors) -> str:
     if not n_agents:
         return "it is for no scheduler"
     expected = {
-        "seen": (N_SEEN, hidden), "out": (hidden,), "first": (n_agents, len(FEATURES), units),
+        "seen": (N_SLOWDOWN_FEATURES, hidden), "out": (hidden,), "first": (n_agents, len(FEATURES), units),
         "bias": (n_agents, units), "last": (n_agents, units), "wait": (n_agents, len(WAITING)), "sharp": (n_agents,),
     }  # fmt: skip
     return fault_of(tensors, expected)

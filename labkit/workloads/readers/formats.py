@@ -155,7 +155,7 @@ def _own(_head: str, first: str) -> Guess | None:
     there = [name for name in own.REQUIRED if name in names]
     if not there:
         return None
-    share = len(names & own.KNOWN) / len(names)
+    share = len(names & own.COLUMNS) / len(names)
     why = f"its header has {' and '.join(there)}, and {share:.0%} of its columns are labkit's own"
     return Guess("csv", 0.6 + 0.4 * share if len(there) > 1 else 0.8 * share, why)
 
