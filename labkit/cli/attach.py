@@ -106,7 +106,7 @@ def attach(
 
 
 def tell_watch(folder: Path) -> None:
-    """Say how to look on at a run that begins, on stderr."""
+    """Print on stderr how to watch a run that begins."""
     where = "" if folder.parent == Path("runs") else f" --runs {shlex.quote(str(folder.parent))}"
     print(f"watch it: labkit watch {folder.name}{where}", file=sys.stderr, flush=True)
 

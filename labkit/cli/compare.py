@@ -200,7 +200,7 @@ def _tell_json(record: RunRecord) -> None:
 
 
 def tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
-    """Say which schedulers are missing in what was printed, and end with exit code 1."""
+    """Report which schedulers are missing in what was printed, and end with exit code 1."""
     for name, error in failed.items():
         kind = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
         said = f"{kind}{' '.join(str(error).split())}{raised_at(error)}"

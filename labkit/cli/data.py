@@ -52,7 +52,7 @@ def schedulers() -> None:
 
 
 def _summary_and_options(part: object) -> tuple[str, str]:
-    """Return what a scheduler or its policy does, and its options."""
+    """Return the summary of a scheduler or its policy, and its options."""
     what = (type(part).__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
     return what, str(part).partition("(")[2].removesuffix(")")
 

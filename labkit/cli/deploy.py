@@ -189,7 +189,7 @@ def _scripts(script: list[str] | None, data: list[str] | None) -> dict[str, OwnS
 
 
 def _by_model(pairs: list[str] | None, *, option: str) -> dict[str, str]:
-    """Return what was given for each model: "MODEL=PATH"."""
+    """Return the path given for each model: "MODEL=PATH"."""
     found: dict[str, str] = {}
     for text in pairs or ():
         model, equals, path = text.partition("=")

@@ -31,7 +31,7 @@ OPTIONS: Final[dict[str, dict[str, str]]] = {
 
 
 def command_now(message: str) -> str | None:
-    """Return what a command is called now, from the error that it is not known; None: it never was one.
+    """Return the present name of a command, from the error that it is unknown; None: it never was one.
 
     >>> command_now("No such command 'run'.")
     "'labkit run' is 'labkit deploy' now"

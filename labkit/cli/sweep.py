@@ -211,7 +211,7 @@ def _interval(low: float, high: float, scale: float, *, percent: bool = False) -
 
 
 def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") -> None:
-    """Say which cells failed, and why, and end with exit code 1 then."""
+    """Report which cells failed, and why, and end with exit code 1 then."""
     failed = table[table["error"] != ""]
     if not len(failed):
         return
@@ -225,7 +225,7 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
 
 
 def labels_of(schedulers: str) -> list[str]:
-    """Return what some schedulers are called: by their labels, or as they are named."""
+    """Return the names of some schedulers: their labels, or as they are named."""
     from labkit.experiment.validation import schedulers_of
 
     return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]

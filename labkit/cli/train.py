@@ -517,7 +517,7 @@ class Teller:
 
 
 def summary(record: RunRecord) -> dict[str, Any]:
-    """Return what a run has come to, for JSON; it ends with the decisions."""
+    """Return the outcome of a run for JSON; it ends with the decisions."""
     from labkit.results.spans import configurations
 
     held = configurations(record.events, record.jobs)
@@ -547,7 +547,7 @@ def _speed(rows: Sequence[dict[str, Any]], at: int) -> float | None:
 
 
 def sentence(summary: dict[str, Any], runs: str | Path) -> str:
-    """Return what a run has come to, in a line."""
+    """Return the outcome of a run in a line."""
     where = f"the run is in {runs / summary['run']}"
     if summary["steps"] is None:
         return f"{summary['model']}: given up after {summary['seconds']:.1f} s ({summary['given_up']}); {where}"

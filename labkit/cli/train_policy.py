@@ -269,7 +269,7 @@ def _train_dl2(
 
 
 def _trainer(setting: Setting, *, slot_s: float, seed: int, updates: dict[str, int | None], network: bool) -> Trains:
-    """Return what trains the numbers of dl2, or a network."""
+    """Return the trainer of the numbers of dl2, or of a network."""
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.numbers import NumbersRecipe, NumbersTrainer
 
@@ -281,7 +281,7 @@ def _trainer(setting: Setting, *, slot_s: float, seed: int, updates: dict[str, i
 
 
 def _name(policy: str, out: Path, *, published: bool) -> str:
-    """Return what a trained policy is called as a scheduler."""
+    """Return the name of a trained policy as a scheduler."""
     return f"{policy}({'published=True, ' * published}weights='{out}')"
 
 

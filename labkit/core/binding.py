@@ -104,7 +104,7 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
 
 
 def _searched(placement: Placement, gpus: Floats, free: Floats, taken: Ints) -> bool:
-    """Note in `taken` (P, D) which GPUs tasks have, where only a search finds GPUs (G, D) for all; tell whether so."""
+    """Note in `taken` (P, D) which GPUs tasks have, where only a search finds GPUs (G, D) for all; return if so."""
     n_each = np.where(gpus < 1, placement.count, np.round(placement.count * gpus)).astype(np.int64)
     for group in np.unique(placement.group[gpus > 0]):
         rows = np.flatnonzero((placement.group == group) & (gpus > 0))
@@ -239,7 +239,7 @@ def _keep(
 
 @inner
 def _as_mate(p: int, mate: int, job: Ints, role: Ints, group: Ints, taken: Ints, done: Bools) -> bool:
-    """Give a row of workers the GPUs that the workers of its job's partner have in this group; tell whether they do."""
+    """Give a row of workers the GPUs that its job's partner has in this group; return whether it has them."""
     found = False
     for q in range(len(job)):
         if done[q] and job[q] == mate and role[q] == 0 and group[q] == group[p]:

@@ -124,7 +124,7 @@ class Book:
         return Running(jobs, first, role, group, count, *n_each, cpus=taken[0], memory_gb=taken[1])
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left if these jobs held nothing, a new (G, R + D).
+        """Return the capacity that would be left without these jobs, a new (G, R + D).
 
         GPUs of a pair are free only without both.
         """
@@ -167,7 +167,7 @@ def gpu_share(allocations: Records, job: int) -> float:
 
 @inner
 def takes(declared: float, amount: float) -> float:
-    """Return what a task takes of a resource: what it was given, or what was declared (NaN, or the same amount)."""
+    """Return the amount that a task takes of a resource: as given, or as declared (NaN, or the same amount)."""
     if amount != amount or amount == np.float32(declared):
         return declared
     return float(amount)

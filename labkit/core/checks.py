@@ -21,7 +21,7 @@ def _check_jobs(
     set_jobs: Ints, phases: Records, over: int, allocations: Records, tasks: Records, demand: Floats, trial: Floats,
     first_row: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with the jobs of a placement; give back in `trial` what they hold."""
+    """Return the fault of the jobs of a placement; give back in `trial` what they hold."""
     for j in set_jobs:
         if j < 0 or j >= len(phases) or not (0 < phases[j].phase < over):
             return NO_SUCH_JOB, j
@@ -40,7 +40,7 @@ def _check_jobs(
 def _check_pairs(
     set_jobs: Ints, partner: Ints, n_jobs: int, demand: Floats, first_row: Ints, mate: Ints
 ) -> tuple[int, int]:
-    """Return what is wrong with the pairs of a placement; note each job's partner (N,)."""
+    """Return the fault of the pairs of a placement; note each job's partner (N,)."""
     for i in range(len(partner)):
         mate[set_jobs[i]] = partner[i]
     for i in range(len(partner)):
@@ -84,7 +84,7 @@ def _together(
 
 @inner
 def amount_of(amounts: Amounts, row: int) -> float:
-    """Return what a row of a placement gives each of its tasks, NaN: as declared."""
+    """Return the amount that a row of a placement gives each of its tasks, NaN: as declared."""
     return amounts[row] if len(amounts) else np.nan
 
 
@@ -116,7 +116,7 @@ def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each faul
     memory_gb: Amounts, devices: Ints, phases: Records, over: int, allocations: Records, tasks: Records, free: Floats,
     demand: Floats, up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
+    """Return the fault of a placement, and its job or row; note the first row of each job (else -2).
 
     `phases` are records with a field `phase`: 0 for jobs that have not arrived, `over` for those that are over.
     """

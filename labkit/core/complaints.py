@@ -26,7 +26,7 @@ _OF_A_JOB = {
 
 
 def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster: Cluster, free: Floats) -> str:
-    """Return what is wrong, with the job or the row that `checks.check` found, and how to mend it."""
+    """Return the fault of the job or row that `checks.check` found, and its remedy."""
     if fault in _OF_A_JOB or fault == checks.UNLIKE:
         among = placement.set_jobs == where
         partner = int(placement.partner[among][0]) if len(placement.partner) and among.any() else -1

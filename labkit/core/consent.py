@@ -41,7 +41,7 @@ class Outside:
     """SHA-256 of the bytes that are used."""
 
     def __str__(self) -> str:
-        """Say it in a line, for a question or an error."""
+        """Return it as a line, for a question or an error."""
         at = "" if self.place in self.name else f" in {self.place}"
         return printable(f"{self.what} {shortened(self.name)}{at} (SHA-256 {self.digest[:16]})")
 

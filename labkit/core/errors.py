@@ -113,7 +113,7 @@ class StoppedError(LabkitError, RuntimeError):
 
 
 def _message(error: Exception) -> str:
-    """Return what an error of labkit's says; of any other, its kind too."""
+    """Return the message of an error of labkit's; of any other, its type too."""
     message = str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
     return message + raised_at(error)
 

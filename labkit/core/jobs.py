@@ -257,7 +257,7 @@ class Jobs:
         return self if np.array_equal(order, np.arange(len(order))) else self.take(order)
 
     def faults(self) -> list[str]:
-        """Return what is wrong with these jobs, a line each."""
+        """Return the faults of these jobs, a line each."""
         return faults_of({f.name: getattr(self, f.name) for f in fields(self)})
 
     def __repr__(self) -> str:

@@ -233,7 +233,7 @@ def _read_codes(page: bytes, n: int, n_names: int) -> NDArray[np.int32]:
 
 
 def _run_head(n: int) -> bytes:
-    """Return what stands before a run of `n` values that are packed in groups of eight."""
+    """Return the header of a run of `n` values that are packed in groups of eight."""
     return _varint(-(-n // 8) << 1 | 1)
 
 

@@ -86,7 +86,7 @@ class PodSnapshot(PartSnapshot):
         return np.flatnonzero(near[network.link_from] & near[network.link_to]).astype(np.int32)
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left in the pod if these jobs held nothing, a new (G, R + D)."""
+        """Return the capacity that would be left in the pod without these jobs, a new (G, R + D)."""
         left = self.whole.left_without(jobs)
         if self.trial is not None:
             left += self.trial.book.free - self.whole.left
@@ -107,7 +107,7 @@ class PodSnapshot(PartSnapshot):
         return self.trial.running(asked[self.holds(asked)])
 
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
-        """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
+        """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
         if self.trial is None:
             return super().tasks_of(jobs)
         return _task_columns(self.trial.running(jobs))
@@ -154,7 +154,7 @@ def _task_columns(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
 
 @lru_cache(maxsize=256)
 def offered_in(cluster: Cluster, pod: int) -> Floats:
-    """Return what the device groups of a pod have when they are empty, (G, R), 0 outside; for reading only."""
+    """Return the capacity of a pod's device groups, (G, R), 0 outside; for reading only."""
     inside = cluster.partition[cluster.group_machine] == pod
     offered: Floats = np.where(inside[:, None], cluster.capacity, 0.0)
     offered.flags.writeable = False

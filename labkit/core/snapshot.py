@@ -124,7 +124,7 @@ class Snapshot:
         return self.tasks_of(self.jobs.number)
 
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
-        """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
+        """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
         return self._fresh().book.of(jobs)
 
     def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
@@ -192,11 +192,11 @@ class Snapshot:
         return holding
 
     def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free if these jobs held nothing, a new (G, R)."""
+        """Return the free capacity without these jobs, a new (G, R)."""
         return self.of_resources(self.left_without(jobs))
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left if these jobs held nothing, a new (G, R + D); see `left`."""
+        """Return the capacity that would be left without these jobs, a new (G, R + D); see `left`."""
         return self._fresh().book.left_without(jobs)
 
     def pod_of(self, jobs: Ints) -> Ints:
@@ -209,7 +209,7 @@ class Snapshot:
         return self._fresh().steps_done(jobs, self.now_s)
 
     def measured_tasks(self, jobs: Ints | None = None) -> TaskMeasures:
-        """Return what was measured last of single tasks of some jobs, all active ones by default.
+        """Return the last measurements of single tasks of some jobs, all active ones by default.
 
         A simulation tells of a task only where it differs from the others of its role or has no others, in runs with
         troubles or growing memory; machines tell of all. What was told is forgotten when a job is placed anew, and of

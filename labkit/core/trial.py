@@ -206,7 +206,7 @@ class Trial:
         self._repairs.append((job, Role.PS, -1, Repair.BALANCE))
 
     def explain(self, job: int, text: str) -> None:
-        """Say why the decision changes a job; it becomes an event of the run (EXPLAINED)."""
+        """Give the reason why the decision changes a job; it becomes an event of the run (EXPLAINED)."""
         self._reasons.append(Reason(job, text))
 
     def pair(self, job: int, partner: int) -> None:
@@ -230,7 +230,7 @@ class Trial:
         self._partner[job], self._partner[partner] = partner, job
 
     def demand_of(self, job: int, role: int) -> Floats:
-        """Return what one more task of a role of a job takes, (R,); of a job that shares its GPUs, both workers."""
+        """Return the demand of one more task of a role of a job, (R,); of a job that shares its GPUs, both workers."""
         if not self._next_amounts:
             demand: Floats = self._demand[role, job]
             if self._partner[job] < 0:
@@ -353,7 +353,7 @@ class Trial:
         return np.array([(role, group, n) for (role, group, _), n in tasks], np.int32).reshape(-1, 3), amounts
 
     def _task_demand(self, job: int, role: int, amounts: TaskAmounts) -> Floats:
-        """Return what one task of a role of a job takes with some amounts, (R,)."""
+        """Return the demand of one task of a role of a job with some amounts, (R,)."""
         demand: Floats = self._demand[role, job]
         if amounts == DECLARED:
             return demand
@@ -364,7 +364,7 @@ class Trial:
         return sized
 
     def _one_more(self, job: int, role: int) -> Floats:
-        """Return what one more task takes, and one of its partner where they share GPUs, (R,)."""
+        """Return the demand of one more task, and of one of its partner where they share GPUs, (R,)."""
         demand, partner = self._task_demand(job, role, self._next(job, role)), int(self._partner[job])
         if partner < 0 or role != Role.WORKER:
             return demand

@@ -233,7 +233,7 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
 
 
 def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
-    """Return what the module of a file defines; see `read_training`."""
+    """Return the definitions of a file's module; see `read_training`."""
     import torch
 
     from labkit.elastic.data import as_dataset
@@ -306,7 +306,7 @@ def _executed(path: Path) -> ModuleType:
 
 
 def _made(path: Path, name: str, given: Any) -> Any:
-    """Return what a function without arguments returns, or the object itself."""
+    """Return the result of a function without arguments, or the object itself."""
     from torch import nn
 
     if isinstance(given, nn.Module) or not callable(given) or hasattr(given, "__len__"):

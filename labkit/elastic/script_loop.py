@@ -357,7 +357,7 @@ class LoopLoss:
         return Program(self.loop.model, samples, self)
 
     def sent(self) -> SentScript:
-        """Return what workers get."""
+        """Return the part that workers get."""
         program = self.program()
         state = {name: part.detach().cpu() for name, part in self.loop.model.state_dict().items()}
         return SentScript(self.script, state, _fingerprint(program))

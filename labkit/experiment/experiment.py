@@ -339,7 +339,7 @@ class Experiment:
         return said + rules(self.quotas, self.reservations, self.hosting) + rules_of_jobs(self.jobs)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
-        """Return what a reader of this scheduler's numbers has to know, a sentence each."""
+        """Return the cautions for readers of this scheduler's numbers, a sentence each."""
         found = caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None, interference=self.interference,

@@ -142,7 +142,7 @@ class Grid:
 
 
 def _labelled(axis: str, parts: Any) -> dict[str, Any]:
-    """Return what was given by label: text is its own label, jobs and schedulers have the name of theirs."""
+    """Return the values of an axis by label: text is its own label, jobs and schedulers have their names."""
     if isinstance(parts, Mapping):
         named = [(str(label), part) for label, part in parts.items()]
     else:

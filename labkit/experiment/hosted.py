@@ -53,7 +53,7 @@ class HostingControl:
         self._copies: list[Scheduler] = []
 
     def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers, about each part of the cluster."""
+        """Return the answer of a scheduler for each part of the cluster."""
         if len(self._machines) < 2 or getattr(scheduler, "over_partitions", False):
             return scheduler.schedule(snapshot)
         active = snapshot.jobs.number

@@ -127,7 +127,7 @@ class Inputs:
             yield copy
 
     def meanings(self, grid: Grid) -> dict[str, str]:
-        """Return what each label of a grid stands for: text, or a digest of contents.
+        """Return the meaning of each label of a grid: text, or a digest of contents.
 
         Two sweeps whose cells have the same keys and the same meanings have the same results.
         """

@@ -209,7 +209,7 @@ class Reservations:
         return held
 
     def holds(self, jobs: Jobs, cluster: Cluster) -> tuple[Hold, ...]:
-        """Return what they will keep from which jobs, each day of a daily one by itself."""
+        """Return the holds on machines, each day of a daily one by itself."""
         found = []
         for one, machines in zip(self.each, self.machines(cluster), strict=True):
             theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users if user in jobs.users])

@@ -141,7 +141,7 @@ class ReservationControl:
         return without(placement, np.unique(named[wrong]), reason="a reservation holds hosts that it was to have")
 
     def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers about each part of the cluster."""
+        """Return the answer of a scheduler for each part of the cluster."""
         parts = self._now(snapshot.now_s)
         if parts.plain:
             return scheduler.schedule(snapshot)

@@ -293,7 +293,7 @@ class Scenario:
         return [(name, value) for name in names if isinstance(value := getattr(self, name), str | Path)]
 
     def jobs(self) -> Jobs:
-        """Return what arrives: the first jobs of the trace, at its arrival rate, with their true epochs."""
+        """Return the jobs that arrive: the first ones of the trace, at its arrival rate, with their true epochs."""
         import numpy as np
 
         from labkit.core.jobs import Jobs
@@ -501,7 +501,7 @@ def _refuse_odd_windows(trace: Any, windows: int | None) -> None:
 
 
 def current(named: Mapping[str, object]) -> dict[str, Any]:
-    """Return what fields were given under their names, where some have former ones.
+    """Return the given fields under their present names, where some have former ones.
 
     Raises
     ------

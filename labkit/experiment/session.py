@@ -161,7 +161,7 @@ class Session:
         return self.backend.now_s
 
     def snapshot(self) -> Snapshot:
-        """Return what a scheduler may know now."""
+        """Return the snapshot that a scheduler may know now."""
         now_s, number = self.backend.now_s, self.n_decisions
         if self._admission is None and self._gate is None:
             return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
@@ -279,7 +279,7 @@ class Session:
         return self.log.rows
 
     def _decision(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers, about each part of the cluster where something divides it."""
+        """Return the answer of a scheduler, for each part of the cluster where something divides it."""
         if self._reserving is not None:
             return self._reserving.schedule(scheduler, snapshot)
         return scheduler.schedule(snapshot) if self._hosts is None else self._hosts.schedule(scheduler, snapshot)

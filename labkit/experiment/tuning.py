@@ -292,7 +292,7 @@ def _with(scheduler: str, values: dict[str, Value]) -> str:
 
 
 def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return what a scheduler gives by itself to the options that are searched, parts of it by their names.
+    """Return the defaults of a scheduler for the options that are searched, parts of it by their names.
 
     Raise InputError if there are none, or one is no option of the scheduler, or stands in its name already.
     """

@@ -91,7 +91,7 @@ class _Files:
         self._dispatcher, self._name = dispatcher, name
 
     def load(self, key: Any) -> Any:
-        """Return what was kept for a signature and processor; None: nothing."""
+        """Return the stored code for a signature and processor; None: none."""
         name = self._file(key)
         for folder in folders():
             with suppress(Exception):  # whatever is wrong with a file, the kernel can be compiled again

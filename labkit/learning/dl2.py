@@ -97,7 +97,7 @@ class Policy(nn.Module):
         nn.init.zeros_(self.worth.bias)
 
     def forward(self, features: Tensor, job: Tensor, tasks: Tensor) -> Tensor:
-        """Return what tasks are worth, (R, 3), to `job` (R,) of S jobs `features` (S, F) with `tasks` (R, 6)."""
+        """Return the logits of actions, (R, 3), to `job` (R,) of S jobs `features` (S, F) with `tasks` (R, 6)."""
         of_model = features[:, : self.n_models][job]
         mixed = (of_model[:, :, None] * tasks[:, None, :]).reshape(len(tasks), -1)
         one = torch.relu(self.seen(features)[job] + mixed @ self.held.reshape(-1, self.held.shape[-1]))
@@ -294,7 +294,7 @@ class _Parts:
 
 
 def task_features(n_ps: Ints, n_workers: Ints) -> NDArray[np.float32]:
-    """Return what the network sees of tasks that rows hold, (R, 6): as the compiled policy makes it."""
+    """Return the network's features of the tasks of rows, (R, 6), as the compiled policy makes them."""
     p, w = n_ps.astype(np.float32), n_workers.astype(np.float32)
     columns = [p / 16, w / 16, np.sqrt(p) / 4, np.sqrt(w) / 4, p == 0, w == 0]
     return np.stack([np.asarray(column, np.float32) for column in columns], axis=1)

@@ -198,7 +198,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         return {"action_mask": self.action_masks(), "n_unseen": unseen, "now_s": self.session.now_s}
 
     def _reward_of(self, happened: Events) -> float:
-        """Return what the end of a slot is worth: how much more the run is worth by now."""
+        """Return the reward at the end of a slot: the gain in the run's value."""
         rows = happened[happened["kind"] == Kind.COMPLETED]
         self._done_s[rows["job"]] = rows["time_s"]
         worth, before = self._worth(), self._worth_before

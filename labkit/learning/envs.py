@@ -144,7 +144,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
 
 
 def hindrance(experiment: Experiment) -> str:
-    """Return what of an experiment compiled episodes know nothing of, as a sentence; empty: they know all of it."""
+    """Return a sentence on the parts of an experiment that compiled episodes lack; empty: none."""
     for name in DISTURBANCES:
         if getattr(experiment, name) is not None:
             return f"SlotEnvs knows no {name}, and the experiment has some; drop them, or take SlotEnv."

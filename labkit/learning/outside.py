@@ -67,7 +67,7 @@ class ScaledSlots(gym.ObservationWrapper[Observation, np.int64, Observation]):
 
 
 def experiments(trace: str, **scenario: Any) -> ExperimentOf:
-    """Return what draws an episode: a generated trace has a seed of training in each, a file is the same in all."""
+    """Return the sampler of episodes: a generated trace has a seed of training in each, a file is the same in all."""
     asked = Scenario(trace=trace, **scenario)
 
     def drawn(rng: np.random.Generator) -> Experiment:

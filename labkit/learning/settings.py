@@ -137,7 +137,7 @@ class Setting:
         return not self._files and not set(self.scenario.changed) - {"slot_s"}
 
     def plain(self) -> dict[str, Any]:
-        """Return what episodes are, as JSON can hold it: several clusters, traces or tables are lists."""
+        """Return the description of episodes for JSON: several clusters, traces or tables are lists."""
         drawn: dict[str, list[Any]] = {"trace": list(self.traces), "cluster": list(self.clusters)}
         if tuple(self.throughputs) != (FITTED,):
             drawn["throughputs"] = list(map(str, self.throughputs))

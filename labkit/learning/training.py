@@ -128,11 +128,11 @@ class Training(Trains):
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
-        """Return what makes it this training and no other."""
+        """Return the identity of this training: options and inputs that distinguish it from others."""
 
     @abstractmethod
     def _learned(self) -> dict[str, Any]:
-        """Return what it learned so far, for `torch.save`."""
+        """Return the learned state so far, for `torch.save`."""
 
     @abstractmethod
     def _relearn(self, learned: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class Training(Trains):
         return Update(kind, k, self.slots, mean_jct, loss, entropy, self.cpu_s)
 
     def state(self) -> dict[str, Any]:
-        """Return what was asked for, what was learned, and where draws and counts are."""
+        """Return the state of the training: identity, learned weights, and positions of draws and counts."""
         return {
             "asked": self._identity(), "n_done": self.n_done, "slots": self.slots, "cpu_s": self.cpu_s,
             "rng": self._rng.bit_generator.state, "learned": self._learned(),

@@ -74,7 +74,7 @@ class FollowedRun:
         self.update()
 
     def update(self) -> bool:
-        """Take in what was written since; tell whether anything changed.
+        """Take in what was written since; return whether anything changed.
 
         A folder that did not change is not read. The writer is looked for first: what it wrote at its end is there when
         it is gone.

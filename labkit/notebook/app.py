@@ -136,7 +136,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         return self.run
 
     def _renewed(self) -> bool:
-        """Make a new run where the last one is over; tell whether there is one."""
+        """Make a new run where the last one is over; return whether there is one."""
         if self.run is None or self.run.over:
             self._prepare()
         return self.run is not None

@@ -489,7 +489,7 @@ class RunWork:
         return "done" if session.done else "stopped"
 
     def _may_go(self, session: Session) -> bool:
-        """Wait while the run is paused; tell whether a decision is to be made then."""
+        """Wait while the run is paused; return whether a decision is to be made then."""
         while self.gate.shut and not session.done:
             if self.live:
                 session.look(LOOK_S)

@@ -89,7 +89,7 @@ def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Bools, Ints]:
 
 
 def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:
-    """Return what would be free if some jobs held nothing; of a pod, nothing outside is offered."""
+    """Return the free capacity without some jobs; of a pod, nothing outside is offered."""
     offered = snapshot.offered
     less = None if offered is snapshot.cluster.capacity else offered.copy()
     return scratch_book(snapshot.cluster, snapshot.left_without(jobs), snapshot.up, capacity=less)

@@ -68,7 +68,7 @@ def _task_by_task(
     rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
-    """Place the workers of a gang and then its PSs by a rule for tasks; tell whether some are left over."""
+    """Place the workers of a gang and then its PSs by a rule for tasks; return whether some are left over."""
     if rule == SPREAD:
         rest = spread(book, usable, worker, n_workers, workers)
         return rest > 0 or (n_ps > 0 and spread(book, book.up, ps, n_ps, servers) > 0)

@@ -51,7 +51,7 @@ def _compared(name: str, table: pd.DataFrame, recorded_s: dict[str, float], mean
 
 
 def _record_overflow(truth: RunRecord) -> list[str]:
-    """Return what of the record the machines had no room for."""
+    """Return notes on the part of the record for which the machines had no room."""
     started = truth.table.set_index("id")["first_start_s"].reindex(truth.jobs.id.astype(str)).to_numpy()
     late_s = started - np.maximum(truth.jobs.recorded_start_s, truth.jobs.arrival_s)
     late = late_s > LATE_S

@@ -74,7 +74,7 @@ class ExplainedRun:
         return np.flatnonzero(there).astype(np.int32)
 
     def free(self, at_s: float) -> Floats:
-        """Return what no job holds from a moment on, (G, R); nothing on machines that are gone."""
+        """Return the free capacity from a moment on, (G, R); none on machines that are gone."""
         now = (self.holdings.start_s <= at_s) & (self.holdings.end_s > at_s)
         free = self.cluster.capacity.astype(np.float64).copy()
         np.subtract.at(free, self.holdings.group[now], self._amounts[now])
@@ -157,7 +157,7 @@ class ExplainedRun:
         return [self.cluster.machines[m] for m in found.tolist()]
 
     def reason(self, job: int, at_s: float) -> str:
-        """Return what the scheduler said last about a job, up to a moment; "": nothing."""
+        """Return the scheduler's last reason about a job, up to a moment; "": none."""
         said = self.record.decisions
         said = said[(said["job"] == str(self.jobs.id[job])) & (said["time_s"] <= at_s)]
         return str(said["reason"].iloc[-1]) if len(said) else ""
@@ -210,7 +210,7 @@ def facts_of(records: Sequence[RunRecord]) -> dict[str, ExplainedRun]:
 
 
 def of_job(records: Sequence[RunRecord], job: str) -> pd.DataFrame:
-    """Return what each run did with a job and why, a row each.
+    """Return the treatment of a job in each run and the reason, a row each.
 
     Columns: scheduler; waited_s (all of its waits), start_s, end_s (NaN: not in this run); machines (of its first
     start), why (a sentence: what it waited for and how long, what ended as it started, who passed it).

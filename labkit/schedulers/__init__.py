@@ -45,7 +45,7 @@ def _modules() -> dict[str, bool]:
 
 @cache
 def _offered(module: str) -> dict[str, SchedulerMaker]:
-    """Return what a module here offers, by name."""
+    """Return the schedulers of a module here, by name."""
     part = import_module(f"{__name__}.{module}")
     if _modules()[module]:
         return {name: SchedulerMaker(*recipe) for name, recipe in part.recipes().items()}

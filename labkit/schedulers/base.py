@@ -71,7 +71,7 @@ def changed(snapshot: Snapshot, *, n_workers: Ints, n_ps: Ints) -> Gangs:
 
 
 def capacity(snapshot: Snapshot) -> Floats:
-    """Return what the machines that are there offer in all, (R,)."""
+    """Return the total capacity of the machines that are up, (R,)."""
     cluster = snapshot.cluster
     total: Floats = cluster.capacity[snapshot.up[cluster.group_machine]].sum(axis=0)
     return total

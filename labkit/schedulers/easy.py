@@ -131,13 +131,13 @@ def reservation(
 
 
 def _left_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
-    """Return what is free once jobs have started and some have ended, (G, R + D)."""
+    """Return the free capacity once jobs have started and some have ended, (G, R + D)."""
     left = snapshot.left_without(gone[snapshot.holds(gone)])
     return less(left, snapshot, started, ~np.isin(started.job, gone))
 
 
 def less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
-    """Return what some rows of a placement leave of what is free, (G, R + D); less than nothing: they have no room."""
+    """Return the capacity that some rows of a placement leave free, (G, R + D); negative: they have no room."""
     demand, n = snapshot.demand[placement.role[rows], placement.job[rows]], snapshot.cluster.capacity.shape[1]
     taken, after = np.zeros_like(snapshot.free), left.copy()
     np.add.at(taken, placement.group[rows], placement.count[rows, None] * demand)

@@ -32,7 +32,7 @@ def refuse_unknown_gain(scheduler: str, gain: str) -> None:
 
 
 def penalties(gain: str, seconds: Floats, left: Floats) -> tuple[Floats, Floats]:
-    """Return what moves are to make small, for seconds per step of gangs (K, P, W) and steps left (J,).
+    """Return the objective that moves reduce, for seconds per step of gangs (K, P, W) and steps left (J,).
 
     Returns
     -------

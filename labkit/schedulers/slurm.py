@@ -339,7 +339,7 @@ class _Pass:
         return barred
 
     def end_grace(self) -> bool:
-        """Stop the jobs whose grace is over; tell whether there are some."""
+        """Stop the jobs whose grace is over; return whether there are some."""
         over = [job for job, (at_s, _) in self._slurm._leaving.items() if at_s <= self._now_s + 1e-6]
         for job in over:
             self._stop(job, self._slurm._leaving.pop(job)[1])

@@ -281,7 +281,7 @@ class GrowingMemory:
         return (float(due.min()), int(mine[due.argmin()])) if len(mine) else (np.inf, -1)
 
     def ran_out(self, job: int) -> bool:
-        """Count that a job ran out of memory; tell whether it is to be given up."""
+        """Count that a job ran out of memory; return whether it is to be given up."""
         more = self._until[job] > self._most[job] * (1 + 1e-9)
         self._most[job] = max(self._most[job], self._until[job])
         self._n_times[job] = 1 if more else self._n_times[job] + 1

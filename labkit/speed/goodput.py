@@ -259,7 +259,7 @@ class Goodput:
         self._rate = cache(self._goodput)
 
     def application(self, job: int) -> Application:
-        """Return what was measured of the kind of a job."""
+        """Return the measurements of a job's kind."""
         return self._of[int(self.jobs.model[job])]
 
     def epoch(self, job: int, steps: float) -> int:

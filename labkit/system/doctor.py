@@ -44,7 +44,7 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Return what was found on this machine, what is required first."""
+    """Return the checks of this machine, required ones first."""
     return [
         python(),
         module("venv", "ensurepip", hint="the environment that make builds; apt-get install python3-venv"),
@@ -114,7 +114,7 @@ def user_namespaces() -> Check:
 
 
 def _output_of(program: str, *arguments: str) -> str:
-    """Return what a program prints, empty where it is missing, fails or hangs."""
+    """Return the output of a program, empty where it is missing, fails or hangs."""
     where = which(program)
     if not where:
         return ""

@@ -26,7 +26,7 @@ _reported = False
 
 
 def tell() -> None:
-    """Say that the program stops: once, however often Ctrl-C is pressed."""
+    """Report that the program stops: once, however often Ctrl-C is pressed."""
     global _reported
     if not _reported:
         _reported = True

@@ -148,7 +148,7 @@ def _usable(hosts: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHos
 
 
 def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
-    """Return what was guessed of the hosts that are kept, or does not count."""
+    """Return notes on the guesses about the hosts that are kept, and on what does not count."""
     notes = []
     if devices := Counter(name for one in kept for name in one.devices):
         text = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())

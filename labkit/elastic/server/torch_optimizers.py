@@ -107,7 +107,7 @@ class Recipe:
         return chosen  # type: ignore[no-any-return]
 
     def remembered(self, name: str, parts: Mapping[str, Vector], done: int) -> dict[str, Any]:
-        """Return what the optimizer remembers of a parameter after `done` updates, from the vectors of its block."""
+        """Return the optimizer's state of a parameter after `done` updates, from the vectors of its block."""
         import torch
 
         counts = {
@@ -251,7 +251,7 @@ def _parameter(p: Param, numbers: Vector, gradient: Vector) -> Any:
 def recipes(
     optimizer: Any, model: nn.Module, *, scheduler: Any = None, every: int = 1, schedule: Any = None
 ) -> TorchUpdates:
-    """Return what servers need of the optimizers of torch that a user gives.
+    """Return the recipe that servers need of a user's torch optimizers.
 
     Raise InputError if one of them cannot be stepped on servers; the message says why.
 
@@ -288,7 +288,7 @@ def recipes(
 
 
 def _made(what: str, given: Any, argument: Any) -> Any:
-    """Return what a function of the model, or of an optimizer, returns; anything else as it is."""
+    """Return the result of a function of the model, or of an optimizer; anything else as it is."""
     if hasattr(given, "step") or not callable(given) or isinstance(given, type):
         return given
     try:
@@ -332,7 +332,7 @@ def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) ->
 
 
 def _begun(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a new optimizer remembers of a parameter, such as Adagrad its first sums; tensors of one number."""
+    """Return the initial optimizer state of a parameter, such as Adagrad its first sums; tensors of one number."""
     import torch
 
     begun: dict[str, Any] = {}

@@ -52,7 +52,7 @@ def all_fit(trace: Trace, work: Scratch) -> bool:
 
 @inner(_nrt=False)
 def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int) -> bool:
-    """Leave out the kinds that ask for more GPUs than are free in a part; tell whether that is sure.
+    """Leave out the kinds that ask for more GPUs than are free in a part; return whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
     """
@@ -75,7 +75,7 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int)
 def start_waiting(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
-    """Start waiting jobs of each part of the cluster in order; tell whether the answer is sure."""
+    """Start waiting jobs of each part of the cluster in order; return whether the answer is sure."""
     work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
     n_parts = 1
     for k in range(len(trace.part)):
@@ -257,7 +257,7 @@ def run_by_order(
     space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
     threshold: float,
 ) -> bool:  # fmt: skip
-    """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
+    """Run the first jobs of the order that the cluster holds, and preempt the others; return whether that is sure."""
     numbers = work.numbers
     numbers[N_SET] = numbers[N_TASKS] = numbers[N_NAMED] = 0
     settle(order, trace, mind, by, now_s, threshold)

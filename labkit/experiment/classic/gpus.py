@@ -16,7 +16,7 @@ def name_gpus(
     space: FreeTree, trace: Trace, work: Scratch, allocations: Records, tasks: Records, free: Floats, demand: Floats,
     freed: Ints, n_named: int,
 ) -> bool:  # fmt: skip
-    """Name the GPUs of all rows, of which the first `n_named` do; tell whether each finds some at the first try.
+    """Name the GPUs of all rows, of which the first `n_named` do; return whether each finds some at the first try.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def name_gpus(
 
 @inner
 def _split(trace: Trace, work: Scratch) -> bool:
-    """Let rows of tasks with parts of GPUs become one for each GPU; tell whether there is room for them."""
+    """Let rows of tasks with parts of GPUs become one for each GPU; return whether there is room for them."""
     n = work.numbers[N_TASKS]
     q = 0
     for p in range(n):

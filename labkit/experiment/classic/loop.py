@@ -250,7 +250,7 @@ def _decide(
     truth: Truth, trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
-    """Decide; tell whether the answer is sure."""
+    """Decide; return whether the answer is sure."""
     if preempts and not all_fit(trace, work):
         sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
     else:

@@ -46,7 +46,7 @@ def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, thresh
 
 @inner(_nrt=False)
 def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
-    """Return what a job is ordered by, the least first."""
+    """Return the sort key of a job, the least first."""
     if by == BY_ARRIVAL:
         return 0.0
     if by == BY_DURATION:

@@ -78,7 +78,7 @@ class Stretches:
 
     @classmethod
     def of(cls, session: SteppedRun, scheduler: Scheduler) -> Self | None:
-        """Return what runs stretches of a session under a scheduler; None: step by step it is."""
+        """Return the runner of stretches of a session under a scheduler; None: it runs step by step."""
         rule = rule_of(scheduler, session.backend.cluster)
         backend, cadence = session.backend, session.cadence
         if rule is None or not cadence.events or cadence.gap_s or cadence.when_empty or type(backend) is not Simulator:
@@ -126,7 +126,7 @@ def _shared(session: SteppedRun, active: Ints) -> bool:
 
 
 def _trace(session: SteppedRun) -> Trace | None:
-    """Return what never changes in a run, or None where its jobs are not plain."""
+    """Return the constants of a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
     gang_speeds = getattr(getattr(session.backend, "speed", None), "gang_speeds", None)
     if gang_speeds is None or not _of_whole_workers(session):

@@ -36,7 +36,7 @@ def world_of(
     uses: Mapping[str, ModelUse] | None,
     declared_uses: Mapping[str, ModelUse] | None = None,
 ) -> tuple[Scene, World]:
-    """Return what the scheduler knows, and the truth; both empty, and of the same jobs.
+    """Return the scheduler's knowledge, and the truth; both empty, and of the same jobs.
 
     `model`, `uses`: the truth about interference: `Level.model`,
     `Level.uses`; `declared_uses`: what the scheduler knows
@@ -81,7 +81,7 @@ class Setting:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes a training in this setting another one: names, and the content of files."""
+        """Return the identity of a training in this setting: names, and the content of files."""
         files = [what for what in (*self.clusters, *self.traces, self.interference) if Path(what).is_file()]
         digests = [hashlib.sha256(Path(what).read_bytes()).hexdigest()[:16] for what in files]
         told = {"clusters": list(self.clusters), "traces": list(self.traces), "interference": str(self.interference)}
@@ -123,7 +123,7 @@ class Setting:
         return Experiment.of(jobs, cluster=cluster, interference=self.interference_level)
 
     def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
-        """Return what is known of a trace on a cluster, and the truth."""
+        """Return the scheduler's knowledge of a trace on a cluster, and the truth."""
         known = self.interference_level
         if known is None:
             return world_of(jobs, cluster, model=None, uses=None)

@@ -100,7 +100,7 @@ class Policy(nn.Module):
         return 1 + functional.softplus(torch.relu(felt @ self.seen) @ self.out)
 
     def forward(self, features: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
-        """Return what placements and waiting are worth, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
+        """Return the logits of placements and waiting, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
         hidden = torch.tanh(
             torch.einsum("dkf,dfu->dku", features[:, :-1], self.first[agent]) + self.bias[agent][:, None]
         )
@@ -153,7 +153,7 @@ class Trainer(NetworkTraining):
         self._begin(lambda: Policy(*sizes, waits=recipe.waits), torch.optim.Adam)
 
     def _played(self, seed: int, how: ActionRule, *, n: int = 1, n_samples: int = 1) -> list[Played]:
-        """Return what comes of n plays of a trace."""
+        """Return the outcomes of n plays of a trace."""
         net = self.policy.net()
         if not how.teaches:
             doubt = self.recipe.doubt

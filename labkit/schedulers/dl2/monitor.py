@@ -191,7 +191,7 @@ class Monitor:
 
 
 def _finds_room(snapshot: Snapshot, n_tasks: Ints) -> Bools:
-    """Tell for which jobs, (J,), a first gang fits, in sums, into what is free and what others have beyond theirs."""
+    """Return for which jobs, (J,), a first gang fits, in sums, into what is free and what others have beyond theirs."""
     jobs = snapshot.jobs
     first = np.where(
         jobs.malleable[:, None],

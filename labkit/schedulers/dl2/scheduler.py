@@ -153,7 +153,7 @@ class DL2:
         return self.learns
 
     def remarks(self) -> list[str]:
-        """Return what a reader of its figures has to know: that it learned meanwhile."""
+        """Return the caution for readers of its figures: that it learned meanwhile."""
         if not self.learns:
             return []
         kept = f"go to {self.learned}" if self.learned else "are lost when the run ends (learned=FILE keeps them)"
@@ -206,7 +206,7 @@ def _loaded(names: str | Sequence[str]) -> list[Weights]:
 
 
 def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
-    """Return what learns online: of a layer above, found by its entry point; it needs torch."""
+    """Return the online learner: of a layer above, found by its entry point; it needs torch."""
     if (point := from_packages("learner").get("dl2")) is None:
         raise InputError("dl2(learns=True) needs labkit's entry points; install labkit again, or leave it out.")
     try:

@@ -21,7 +21,7 @@ STOP: Final = "stop"
 
 
 def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFrame:
-    """Return what a policy would decide now, and how probable each action is to it.
+    """Return the decision of a policy now, and the probability of each action.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFram
 
 
 def worths(net: Net, rec: DecisionRecord, model: Ints) -> Numbers:
-    """Return what a worker, a PS and both are worth in each row of the network that was kept, (R, 3).
+    """Return the logits of a worker, a PS and both in each recorded row of the network, (R, 3).
 
     `model` (S,) is that of each job that was seen. The same as the compiled network, for all rows at once.
     """

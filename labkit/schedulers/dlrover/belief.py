@@ -223,7 +223,7 @@ def _alike(a: Floats, b: Floats) -> Floats:
 
 
 def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> SpeedBelief:
-    """Return what is believed of a job after some samples, in the same way each time it is asked.
+    """Return the belief about a job after some samples, the same for the same samples.
 
     `others` are samples of jobs of its kind.
     """

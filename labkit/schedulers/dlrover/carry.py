@@ -96,7 +96,7 @@ class CarriedRoom:
         return bool(usable_rooms(self.trial.book, demand, self.trial.runs_on(job)).any())
 
     def resize(self, job: int, role: Role, cores: Mapping[int, float]) -> bool:
-        """Give some tasks of a job, by number, other cores where they are, and tell whether these were there."""
+        """Give some tasks of a job, by number, other cores where they are, and return whether these were there."""
         rows, amounts = self.rows(job)
         first = np.cumsum(np.where(rows[:, 0] == role, rows[:, 2], 0)) - rows[:, 2]
         new: list[tuple[int, int, int]] = []
@@ -116,7 +116,7 @@ class CarriedRoom:
         return True
 
     def remember(self, job: int, gb: float) -> bool:
-        """Give each server of a job other memory where it is, and tell whether it was there."""
+        """Give each server of a job other memory where it is, and return whether it was there."""
         rows, amounts = self.rows(job)
         amounts = amounts.copy()
         mine = rows[:, 0] == Role.PS
@@ -129,7 +129,7 @@ class CarriedRoom:
         return True
 
     def _take_more(self, resource: int, more: Floats) -> bool:
-        """Take more of a resource in each group, (G,), or less; tell whether it was there."""
+        """Take more of a resource in each group, (G,), or less; return whether it was there."""
         if (self.trial.free[:, resource] - more < -SLACK)[more > 0].any():
             return False
         for group in np.flatnonzero(more).tolist():

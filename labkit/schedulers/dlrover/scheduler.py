@@ -125,7 +125,7 @@ class Dlrover:
         return self._memory.newest.history
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return what starts, which jobs get other tasks or cores, what is repaired, and why."""
+        """Return the starts, changes of tasks and cores, and repairs, with reasons."""
         state = self._memory.before(snapshot)
         del self.plan_log[state.n_logged :]
         placement, state = self._decide(snapshot, state)
@@ -245,7 +245,7 @@ class Dlrover:
         return history.noted(plans) if plans else history
 
     def _beliefs_of(self, turn: Turn, jobs: list[int]) -> list[JobBelief]:
-        """Return what is believed of jobs that have samples."""
+        """Return the beliefs about jobs that have samples."""
 
         def limits(new: list[int]) -> list[PlanLimits]:
             table, most = turn.snapshot.table, self._largest(turn.snapshot)
@@ -264,7 +264,7 @@ class Dlrover:
     # --- the cluster
 
     def _share(self, turn: Turn, sight: Sight) -> bool:
-        """Give jobs that may be changed the plans that gain most; tell whether some were not yet free to change."""
+        """Give jobs that may be changed the plans that gain most; return whether some were not yet free to change."""
         states, now_s = turn.states, turn.now_s
         running: Ints = sight.running.job
         free = np.array([may_change(states[job], self.rules, now_s=now_s) for job in running.tolist()], np.bool_)
@@ -288,7 +288,7 @@ class Dlrover:
         return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in running.tolist())
 
     def _carry_out(self, turn: Turn, wish: Wish) -> bool:
-        """Give a job the plan that it is to have, as far as there is room, and tell whether that changed it."""
+        """Give a job the plan that it is to have, as far as there is room, and return whether that changed it."""
         plan = turn.with_memory(wish.job, wish.plan)
         got = turn.room.settle(wish.job, plan)
         if got is None or got == turn.states[wish.job].plan:

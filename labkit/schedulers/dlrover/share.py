@@ -78,7 +78,7 @@ class Beliefs:
     def of(
         self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Callable[[list[int]], list[PlanLimits]]
     ) -> list[JobBelief]:  # fmt: skip
-        """Return what is believed of some jobs, all of which have samples; `limits` are asked for where it is new."""
+        """Return the beliefs about some jobs, all with samples; `limits` is called for new ones."""
         by_job = self._by_job
         new = [job for job in jobs if job not in by_job or not by_job[job].follows(states[job])]
         plain = [job for job in new if states[job].belief is None]
@@ -241,7 +241,7 @@ def _worth(
 
 
 def _why(state: JobState, predicted: float, now: float) -> str:
-    """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
+    """Return the last measured and predicted speed of a job, and the prediction for another plan."""
     last = state.samples[-1]
     told = compared(last.speed, state.expected)
     told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.has_use else ""

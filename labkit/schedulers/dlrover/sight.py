@@ -39,7 +39,7 @@ class Sight:
 
     @classmethod
     def of(cls, snapshot: Snapshot, jobs: Ints) -> Sight:
-        """Return what a snapshot shows of some jobs that hold tasks."""
+        """Return the view of some jobs that hold tasks."""
         return cls(snapshot, snapshot.running(jobs))
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Sight:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def observation(self, i: int, plan: Plan) -> Observation:
-        """Return what was measured of a job last."""
+        """Return the last measurement of a job."""
         *sample, measured_s, steps = self._measured[i]
         return Observation(Sample(plan, *sample), measured_s, steps)
 

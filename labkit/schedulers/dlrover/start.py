@@ -20,7 +20,7 @@ does not fit."""
 
 
 def requested_plan(turn: Turn, job: int) -> Plan:
-    """Return what a job's user asked for."""
+    """Return the plan that a job's user requested."""
     table, declared = turn.snapshot.table, turn.declared(job)
     return Plan(int(table.n_workers[job]), declared[0], int(table.n_ps[job]), declared[1])
 
@@ -33,12 +33,12 @@ def likeness(snapshot: Snapshot, job: int) -> Likeness:
 
 
 def cut(plan: Plan, got: Plan) -> str:
-    """Return what to say where not all workers of a plan found room."""
+    """Return the note for a plan of which not all workers found room."""
     return "" if got is plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
 
 
 def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: float, n_lost: int) -> bool:
-    """Start a job that waits with the first plan that finds room, and tell whether one did."""
+    """Start a job that waits with the first plan that finds room, and return whether one did."""
     for plan, why in _tries(turn, history, job, most_cores=most_cores, unit=unit, n_lost=n_lost):
         got = turn.room.settle(job, plan)
         if got is not None:
@@ -94,7 +94,7 @@ def _within(turn: Turn, job: int, plan: Plan) -> Plan:
 
 
 def _after_out_of_memory(turn: Turn, job: int, state: JobState) -> tuple[Plan, str]:
-    """Return what follows an out-of-memory: more memory, or more servers."""
+    """Return the plan after an out-of-memory: more memory, or more servers."""
     plan, gb = state.plan, turn.ps_gb(job, state.plan)
     part = state.points[-1].part if state.points else 1 / plan.n_ps
     more_gb, n_ps = after_out_of_memory(gb, plan.n_ps, part=min(part, 1.0))

@@ -228,7 +228,7 @@ class RoundState:
         self.pairs, self.pair_share, self.pair_lag_s = pairs, share, lag_s
 
     def problem(self, snapshot: Snapshot) -> Problem:
-        """Return what a policy decides on now."""
+        """Return the problem that a policy decides on now."""
         jobs, table = self.jobs, self.table
         columns = snapshot.jobs
         return Problem(

@@ -56,7 +56,7 @@ class LookAheadPods:
         self._knowledge = RunKnowledge(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
 
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:  # noqa: ARG002
-        """Return what a reader of a run's numbers has to know, a sentence each."""
+        """Return the cautions for readers of a run's numbers, a sentence each."""
         return [] if (cut := left_out(jobs, cluster)) is None else [cut]
 
     def schedule(self, snapshot: Snapshot) -> Placement:

@@ -216,7 +216,7 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
 
 @inner(error_model="numpy")
 def worth_of(net: Net, agent: int, features: Floats, cost: float) -> float:
-    """Return what a placement is worth to an agent."""
+    """Return the logit of a placement for an agent."""
     worth = -net.sharp[agent] * cost
     for u in range(net.bias.shape[1]):
         x = net.bias[agent, u]

@@ -112,7 +112,7 @@ class Marl:
         return make("interference_aware", forwards=self.forwards, patience=2.0 if self.waits else np.inf)
 
     def _knowledge_of(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
-        """Return what the jobs declare, on an empty cluster."""
+        """Return the declared knowledge of the jobs, on an empty cluster."""
         speed, interference = declared_speed(jobs, cluster), self._interference
         if interference is not None and self._is_strange(interference):
             unit, uses, slow = self._trained.times, interference.uses, slow_of(interference.model)
@@ -127,7 +127,7 @@ class Marl:
         return digest_of(interference) != self._trained.digest
 
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:
-        """Return what a reader of a run's numbers has to know, a sentence each."""
+        """Return the cautions for readers of a run's numbers, a sentence each."""
         found = [] if (cut := left_out(jobs, cluster)) is None else [cut]
         if self._hands_over(cluster):
             told = f"its weights were trained on servers of {self._trained.servers} per socket"

@@ -43,7 +43,7 @@ class TrainedFor:
 
     @classmethod
     def of(cls, level: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
-        """Return what weights keep of an interference and of clusters."""
+        """Return the record that weights keep of an interference and of clusters."""
         name, times = ("none", 1.0) if level is None else (level.name, level.times)
         return cls(name, digest_of(level), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
 
