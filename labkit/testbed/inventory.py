@@ -203,7 +203,7 @@ class Inventory:
 
 
 def _outside(file: Path, config: str) -> Outside:
-    """Return the outside files and programs of an inventory: proxy commands, an SSH configuration but the user's own."""
+    """Return the outside files and programs of an inventory: proxy commands, an SSH file but the user's own."""
     texts = [("", file.read_bytes())]
     if config not in (NONE, Options().config, str(Path(Options().config).expanduser())) and Path(config).is_file():
         with suppress(InputError, OSError, UnicodeDecodeError):  # what cannot be read is told, and not used
