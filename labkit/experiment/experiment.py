@@ -205,32 +205,30 @@ class Experiment:
             sharding=scenario.sharding,
         )  # fmt: skip
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
-        said = speeds_in_words(jobs, cluster, speed=speed, source=scenario.throughputs)
-        said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {stretched}" * bool(stretched) + f"; {scenario.sharding} sharding" * (
-            scenario.sharding != "dynamic"
-        )
-        said += f"; jobs may have any device type ({n_freed:,} ask for one)" * scenario.any_type
-        said += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * scenario.whole_gpus
+        words = speeds_in_words(jobs, cluster, speed=speed, source=scenario.throughputs)
+        words += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
+        words += f"; {stretched}" * bool(stretched)
+        words += f"; {scenario.sharding} sharding" * (scenario.sharding != "dynamic")
+        words += f"; jobs may have any device type ({n_freed:,} ask for one)" * scenario.any_type
+        words += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * scenario.whole_gpus
         rng = np.random.default_rng(np.random.SeedSequence(scenario.seed, spawn_key=(TROUBLE_STREAM,)))
         some = troubles_of(scenario.troubles, jobs, rng=rng)
-        said += "" if some is None else f"; troubles: {some.description}"
+        words += "" if some is None else f"; troubles: {some.description}"
         cluster, guessed = with_partitions_of(jobs, cluster) if scenario.partitions else cluster, ""
         if not scenario.any_type:
             cluster, guessed = with_types_as_partitions(jobs, cluster)
         hosting = HostRules.of(jobs, cluster, consolidate=scenario.consolidate, wait_s=scenario.consolidate_for_s)
         if hosting is not None and guessed:
             hosting = replace(hosting, description=f"{hosting.description}; {guessed}")
-        prices = prices_of(scenario.prices)
-        refuse_unpriced(prices, cluster)
+        refuse_unpriced(prices := prices_of(scenario.prices), cluster)
         return cls(
             jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=scenario.seed, prices=prices,
             interference=interference_of(speed) if known is None else known, arrival_rate=scenario.arrival_rate,
             quotas=None if scenario.quotas is None else Quotas.of(scenario.quotas), believed=scenario.believed,
             reservations=None if scenario.reservations is None else Reservations.of(scenario.reservations),
             hosting=hosting, time_limits=scenario.time_limits, measure_every_s=scenario.measure_every_s,
-            history=scenario.history, speeds=scenario.speeds or said, scenario=scenario.plain(),
-            losses=scenario.losses, **parts,
+            history=scenario.history, speeds=scenario.speeds or words, losses=scenario.losses,
+            scenario=scenario.plain(), **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:

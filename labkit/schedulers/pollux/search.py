@@ -27,7 +27,7 @@ HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class History:
+class PastGangs:
     """What is remembered of jobs: the most workers that each ever had, and how often it was placed."""
 
     most: Mapping[int, int]
@@ -76,14 +76,14 @@ class Pollux:
     quantum_s: float = 60.0
     _context: Context | None = field(default=None, init=False, repr=False)
     _curves: dict[int, tuple[float, int, Floats]] = field(default_factory=dict, init=False, repr=False)
-    _history: Recall[History] = field(init=False, repr=False)
+    _history: Recall[PastGangs] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.penalty_s >= 0 or not self.grow >= 1:
             raise InputError(
                 f"pollux: penalty_s is {self.penalty_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
             )
-        self._history = Recall(History({}, {}))
+        self._history = Recall(PastGangs({}, {}))
 
     def begin(self, context: Context) -> None:
         """Forget another run."""
@@ -108,7 +108,7 @@ class Pollux:
         self._note(before, answer)
         return answer
 
-    def _costs(self, snapshot: Snapshot, before: History, share: Floats) -> Floats:
+    def _costs(self, snapshot: Snapshot, before: PastGangs, share: Floats) -> Floats:
         """Return 1 / (speed-up + a little) of each job by number of workers, (J, K); inf where it may not have it."""
         jobs, n = snapshot.jobs, len(snapshot.jobs)
         rigid = ~snapshot.table.malleable[jobs.number]
@@ -131,7 +131,7 @@ class Pollux:
         cost[speed < 0] = np.inf
         return cost
 
-    def _restarted(self, snapshot: Snapshot, before: History) -> Floats:
+    def _restarted(self, snapshot: Snapshot, before: PastGangs) -> Floats:
         """Return the factor of each job if it is placed anew, (J,)."""
         jobs = snapshot.jobs
         age_s = snapshot.now_s - jobs.arrival_s
@@ -159,14 +159,14 @@ class Pollux:
         self._curves[job] = speed, n, curve
         return curve
 
-    def _note(self, before: History, answer: Placement) -> None:
+    def _note(self, before: PastGangs, answer: Placement) -> None:
         """Remember how many workers jobs get, and that they were placed."""
         got: dict[int, int] = {}
         for job, role, count in zip(answer.job.tolist(), answer.role.tolist(), answer.count.tolist(), strict=True):
             got[job] = got.get(job, 0) + (count if role == 0 else 0)
         most = {job: max(before.most.get(job, 0), n) for job, n in got.items()}
         placed = {job: before.placed.get(job, 0) + 1 for job in got}
-        self._history.keep(History({**before.most, **most}, {**before.placed, **placed}))
+        self._history.keep(PastGangs({**before.most, **most}, {**before.placed, **placed}))
 
 
 def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
