@@ -227,7 +227,7 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
     import torch
 
     if has_loop(path):
-        return _of_loop(Script.of(path, seed=seed).begun(starting=True))
+        return _of_loop(Script.of(path, seed=seed).start(starting=True))
     torch.manual_seed(seed)  # of what the file itself makes
     return training_of(path, _executed(path), seed=seed)
 
