@@ -621,11 +621,11 @@ def _old_groups(own: Path, mounts: Path) -> dict[str, Path]:
         for kind in CONTROLLERS & set(kinds.split(",")) & set(at):
             root, point = at[kind]
             inside = Path(path).is_relative_to(root)  # else it is a path outside the container
-            groups[kind] = _above_ours(point / Path(path).relative_to(root)) if inside else point
+            groups[kind] = _above_labkit_group(point / Path(path).relative_to(root)) if inside else point
     return groups
 
 
-def _above_ours(group: Path) -> Path:
+def _above_labkit_group(group: Path) -> Path:
     """Return a group, or its parent if labkit made it for a limited process: groups of processes are siblings."""
     return group.parent if group.name.startswith(name_of(0)[:-1]) else group
 
