@@ -149,7 +149,7 @@ def empty(
         there=np.zeros((n_envs, n_resources)),
         malleable=np.zeros((n_envs, n_jobs), np.bool_),
         pair_of=np.zeros((n_envs, n_jobs), np.int32),
-        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "asked", "most", "n", "n_held")},
+        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "requested", "most", "n", "n_before")},
         placed=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
         placed_before=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
         free=np.zeros((n_envs, n_groups, n_resources)),
