@@ -86,7 +86,7 @@ COLUMNS: Final = (
             "        t = snapshot.table               # columns of jobs",
             "        order = t.gpus[waiting].argsort(kind='stable')",
             "        return ByNetwork().place(",
-            "            snapshot, asked(snapshot, waiting[order]))",
+            "            snapshot, requested_gangs(snapshot, waiting[order]))",
         )),
         ("Words", (
             "JCT    job completion time: completion - arrival",

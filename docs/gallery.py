@@ -20,7 +20,7 @@ from labkit.experiment.racks import step_times_by_racks
 from labkit.learning.ablation import ablation
 from labkit.placers import ByNetwork
 from labkit.plots.utilisation import gpu_hours, plot_gpu_hours, shares
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.schedulers.dl2.shown import decisions
 from labkit.schedulers.gavel.mechanism import PRICES
 from labkit.workloads.describe import arrivals, durations, sizes
@@ -56,7 +56,7 @@ def own_scheduler() -> Any:
         def schedule(self, snapshot: labkit.Snapshot) -> labkit.Placement:
             waiting = snapshot.waiting
             smallest_first = waiting[snapshot.table.gpus[waiting].argsort(kind="stable")]
-            return ByNetwork().place(snapshot, asked(snapshot, smallest_first))
+            return ByNetwork().place(snapshot, requested_gangs(snapshot, smallest_first))
 
     runs = labkit.compare("demo", cluster="demo", schedulers=["fifo", "srtf", SmallestFirst()])
     return runs.plot.cdf()

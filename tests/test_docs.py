@@ -133,7 +133,7 @@ def test_every_format_is_described_with_all_its_columns(name):
 
 def test_the_columns_of_labkits_own_traces_are_all_there_with_their_defaults():
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\| ([^|]*?) \|", section("trace-formats.md", "csv"), re.MULTILINE)
-    assert {column for column, _, _ in rows} == own.KNOWN
+    assert {column for column, _, _ in rows} == own.COLUMNS
     made = Jobs.of(arrival_s=[5.0], total_steps=[7.0]).to_frame().iloc[0]
     for column, _, default in rows:
         if default in {"unknown", "none"}:

@@ -25,7 +25,7 @@ from benchmarks.foreign import Agreement, agreement, copied
 from labkit.core import Cluster, Jobs, Placement, Scheduler, Snapshot
 from labkit.core.later_snapshot import LaterSnapshot
 from labkit.placers import Pack
-from labkit.schedulers.base import asked, capacity, choose, place
+from labkit.schedulers.base import capacity, choose, place, requested_gangs
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -126,7 +126,7 @@ class SrtfThatWaits:
         chosen, runs = choose(order, snapshot.table.gang_demand, capacity(snapshot), True), snapshot.holds(order)
         stop, start = order[runs & ~chosen], order[~runs & chosen]
         then = LaterSnapshot(snapshot, snapshot.free_without(stop))
-        placed = place(Pack(), then, asked(snapshot, start))
+        placed = place(Pack(), then, requested_gangs(snapshot, start))
         last = [*stop.tolist(), *placed.set_jobs.tolist()]
         self._order = [job for job in known if job not in last] + last
         return Placement.joined([placed, Placement.of(stop)])

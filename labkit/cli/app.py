@@ -120,7 +120,7 @@ def _main() -> NoReturn:
 
 
 def _refuse_error(error: Exception) -> NoReturn:
-    """Say in one line what cannot be done, and what to do about it; a fault of labkit itself is raised again."""
+    """Report in one line what cannot be done, and what to do about it; a fault of labkit itself is raised again."""
     if isinstance(error, LabkitError):
         _refuse(str(error))
     if isinstance(error, OSError):
@@ -131,7 +131,7 @@ def _refuse_error(error: Exception) -> NoReturn:
 
 
 def _refuse_usage(error: Exception) -> NoReturn:
-    """Say in one line what was typed wrong, and where to read what can be typed."""
+    """Report in one line what was typed wrong, and where to read what can be typed."""
     said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     if not said:  # nothing was asked, and the help was shown
         sys.exit(2)
@@ -143,7 +143,7 @@ def _refuse_usage(error: Exception) -> NoReturn:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Tell a warning as the command line tells everything: in one line, without a place in the code."""
+    """Print a warning in one line, without its place in the code."""
     print(f"labkit: note: {' '.join(str(message).split())}", file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labkit.results.record import RunRecord
     from labkit.testbed.run.retries import Retries
 
-TOLD = 3
+MOST_NAMED = 3
 """Jobs that were given up, of which the last line says why."""
 KEYS = (
     "mean_jct_s",
@@ -106,7 +106,7 @@ def attach(
 
 
 def tell_watch(folder: Path) -> None:
-    """Say how to look on at a run that begins, on stderr."""
+    """Print on stderr how to watch a run that begins."""
     where = "" if folder.parent == Path("runs") else f" --runs {shlex.quote(str(folder.parent))}"
     print(f"watch it: labkit watch {folder.name}{where}", file=sys.stderr, flush=True)
 
@@ -118,7 +118,7 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         clean = {key: None if value != value else value for key, value in told.items()}
         run = {"run": record.info.run, "scheduler": record.info.scheduler}
         rest = {"speeds": record.info.config.get("speeds", "")}
-        rest |= {"notes": [*record.info.config.get("notes", []), *_found(record)]}
+        rest |= {"notes": [*record.info.config.get("notes", []), *_run_notes(record)]}
         print(json.dumps({**run, **clean, **rest, "dropped": dict(record.info.dropped)}))
         return
     if speeds := record.info.config.get("speeds"):
@@ -126,7 +126,7 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     if record.info.backend == "testbed":  # a simulation has warned of them
         for note in record.info.config.get("notes", ()):
             print(printable(f"note: {note}"))
-    for note in _found(record):
+    for note in _run_notes(record):
         print(printable(f"note: {note}"))
     if record.info.state == "stopped" and (limit_s := record.info.config.get("time_limit_s")):
         print(f"note: ended at its time limit of {limit_s:g} s; labkit attach {record.info.run} continues without one")
@@ -135,11 +135,11 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         f"{record.info.scheduler}: {told['n_jobs'] - told['n_unfinished']} of {told['n_jobs']} jobs done, mean JCT "
         f"{told['mean_jct_s']:.1f} s, makespan {told['makespan_s']:.1f} s, {n_rescales} hot "
         f"scaling{'s' * (n_rescales != 1)}, {n_preemptions} preemption{'s' * (n_preemptions != 1)}; the run is in "
-        f"{runs / record.info.run}{_given_up(record)}"
+        f"{runs / record.info.run}{_dropped_jobs(record)}"
     )
 
 
-def _found(record: RunRecord) -> list[str]:
+def _run_notes(record: RunRecord) -> list[str]:
     """Return that a fallback decided in the place of the scheduler, if one did, and what reservations did."""
     from labkit.results.notes import fallback_of, fallbacks, reserved
 
@@ -147,13 +147,13 @@ def _found(record: RunRecord) -> list[str]:
     return [*fallbacks(record.events, name=name, fallback=fallback_of(record)), *reserved(record, name=name)]
 
 
-def _given_up(record: RunRecord) -> str:
+def _dropped_jobs(record: RunRecord) -> str:
     """Return which jobs were given up and why, for the end of a line."""
     dropped = record.info.dropped
     if not dropped:
         return ""
-    told = "; ".join(f"job {job}: {' '.join(why.split())[:300]}" for job, why in list(dropped.items())[:TOLD])
-    more = f"; and {len(dropped) - TOLD} more, in notes.txt there" if len(dropped) > TOLD else ""
+    told = "; ".join(f"job {job}: {' '.join(why.split())[:300]}" for job, why in list(dropped.items())[:MOST_NAMED])
+    more = f"; and {len(dropped) - MOST_NAMED} more, in notes.txt there" if len(dropped) > MOST_NAMED else ""
     return f"; given up: {len(dropped)} ({told}{more})"
 
 

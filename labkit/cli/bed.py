@@ -61,9 +61,9 @@ def down(
         if folder is None and (others := beds()):
             _list(others, "still up:")
         return
-    for found in beds():
-        end_bed(found)
-        print(f"the laptop testbed in {found.folder} is down")
+    for all_beds in beds():
+        end_bed(all_beds)
+        print(f"the laptop testbed in {all_beds.folder} is down")
     if end():  # a bed without servers
         print("the laptop testbed is down")
 
@@ -73,18 +73,18 @@ def list_() -> None:
     """List all laptop testbeds of this user with running servers, in any folder."""
     from labkit.testbed.laptop.bed import beds
 
-    if not (found := beds()):
+    if not (all_beds := beds()):
         print("no laptop testbed is up")
     else:
-        _list(found, "")
+        _list(all_beds, "")
 
 
-def _list(found: list[FoundBed], heading: str) -> None:
+def _list(beds: list[FoundBed], heading: str) -> None:
     """Print beds, each with the command that ends it."""
     out = sys.stderr if heading else sys.stdout
     if heading:
         print(heading, file=out)
-    for bed in found:
+    for bed in beds:
         flag = "" if bed.is_default else f" --folder {bed.folder}" if bed.whole else " --all"
         gone = "" if bed.whole else ", its files are gone"
         print(f"  {bed.folder}: {', '.join(bed.hosts)}{gone}; end it: labkit bed down{flag}", file=out)

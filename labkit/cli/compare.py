@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEMO_SCHEDULERS = "fifo,srtf,las,drf,tetris,optimus"
 JsonRows = Annotated[bool, typer.Option("--json", help="Print one JSON object per scheduler, one per line.")]
 Report = Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")]
-Kept = Annotated[
+RunsFolder = Annotated[
     Path | None, typer.Option(help="Store the runs in this folder, each in a folder of its own.", metavar="FOLDER")
 ]
 
@@ -69,7 +69,7 @@ def compare(
     ] = None,
     as_json: JsonRows = False,
     report: Report = None,
-    runs: Kept = None,
+    runs: RunsFolder = None,
     by: Annotated[
         str | None, typer.Option(help="Show the means of each partition, user or model, too.", metavar="GROUP")
     ] = None,
@@ -200,7 +200,7 @@ def _tell_json(record: RunRecord) -> None:
 
 
 def tell_failed(failed: Mapping[str, Exception]) -> NoReturn:
-    """Say which schedulers are missing in what was printed, and end with exit code 1."""
+    """Report which schedulers are missing in what was printed, and end with exit code 1."""
     for name, error in failed.items():
         kind = "" if isinstance(error, LabkitError) else f"{type(error).__name__}: "
         said = f"{kind}{' '.join(str(error).split())}{raised_at(error)}"

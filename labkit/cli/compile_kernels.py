@@ -146,8 +146,8 @@ def _runtime() -> None:
 
 PARTS: tuple[Callable[[], None], ...] = (_schedulers, _classics, _pods, _slots, _runtime)
 if find_spec("torch") is not None:  # without it nothing is trained
-    THEIRS = [each.compile_kernels for each in reproductions().values() if hasattr(each, "compile_kernels")]
-    PARTS = (_gangs_in_pods, *THEIRS, _schedulers, _classics, _gangs, _pods, _slots, _environments, _runtime)
+    REPRODUCTIONS = [each.compile_kernels for each in reproductions().values() if hasattr(each, "compile_kernels")]
+    PARTS = (_gangs_in_pods, *REPRODUCTIONS, _schedulers, _classics, _gangs, _pods, _slots, _environments, _runtime)
 
 
 if __name__ == "__main__":

@@ -42,17 +42,17 @@ def schedulers() -> None:
         for name, (line, source) in entries.items():
             made = folder.make(name)
             policy = getattr(made, "policy", None)
-            what, options = _told(made if policy is None else policy)
+            what, options = _summary_and_options(made if policy is None else policy)
             if policy is not None:
-                rounds = _told(made)[1].replace(f"policy={policy!r}, ", "")
+                rounds = _summary_and_options(made)[1].replace(f"policy={policy!r}, ", "")
                 options = re.sub(r"aware=\w+(, )?", "", options)
             print(f"{name}: {line or what}{f' [{source}]' if source else ''}\n    options: {options or 'none'}")
         print()
     print(f"All gavel_ names take these options, too:\n    {rounds}")
 
 
-def _told(part: object) -> tuple[str, str]:
-    """Return what a scheduler or its policy does, and its options."""
+def _summary_and_options(part: object) -> tuple[str, str]:
+    """Return the summary of a scheduler or its policy, and its options."""
     what = (type(part).__doc__ or "").strip().splitlines()[0].removesuffix(" [1]_.").removesuffix(".")
     return what, str(part).partition("(")[2].removesuffix(")")
 
@@ -163,7 +163,7 @@ def traces_list(
     formats: Annotated[bool, typer.Option("--formats", help="List the formats that are read instead.")] = False,
 ) -> None:
     """List the traces that have a name: those that come with labkit, and public ones to download."""
-    from labkit.workloads.named_traces import PUBLIC, kept, shipped
+    from labkit.workloads.named_traces import PUBLIC, fetched, shipped
     from labkit.workloads.readers import FORMATS
 
     if formats:
@@ -176,7 +176,7 @@ def traces_list(
         print(f"  {name:20} {path}")
     print("public, by `labkit traces fetch NAME`, and from then on by name too:")
     for name, trace in PUBLIC.items():
-        print(f"  {name:20} {trace}{' (fetched)' if kept(name) is not None else ''}")
+        print(f"  {name:20} {trace}{' (fetched)' if fetched(name) is not None else ''}")
 
 
 @weights.command("show")
@@ -237,7 +237,7 @@ def traces_import(
     from labkit.workloads.readers.mapped import keep, named, sidecar
 
     told = named(map)
-    known = _known_format(file) if not sidecar(file).exists() and not told else None
+    known = _readable_format(file) if not sidecar(file).exists() and not told else None
     if known is not None:
         print(
             f"{file} is a trace of format {known}, which needs no import: labkit traces info {file} (import it all the "
@@ -256,7 +256,7 @@ def traces_import(
     assert sniff(file) == "mapped"
 
 
-def _known_format(file: Path) -> str | None:
+def _readable_format(file: Path) -> str | None:
     """Return the format as which a file can be read without import; None where there is none."""
     from labkit.core.errors import TraceError
     from labkit.workloads.readers import read, sniff

@@ -137,10 +137,10 @@ def deploy(
     if resume is not None:
         beside = {"TRACE": scenario.trace, "--scheduler": scheduler, "--name": name, "--inventory": inventory}
         typed = {flag_of(field): True for field in scenario.changed if field in OPTIONS}
-        _refuse_beside_resume({**beside, "--time-limit": time_limit, **typed}, ask)
+        _refuse_with_resume({**beside, "--time-limit": time_limit, **typed}, ask)
         _resume(ask, runs=runs, as_json=as_json)
         return
-    options = _asked(scenario, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
+    options = _run_options(scenario, time_limit=time_limit, lease=lease, failures=failures, spread=spread)
     from labkit.testbed.run.training import TrainingTable
 
     options["training"] = TrainingTable(
@@ -159,7 +159,7 @@ def deploy(
     _alone(scenario, scheduler or ALONE, name=name, runs=runs, as_json=as_json, options=options)
 
 
-def _asked(
+def _run_options(
     scenario: Scenario,
     *,
     time_limit: str | None,
@@ -188,10 +188,10 @@ def _scripts(script: list[str] | None, data: list[str] | None) -> dict[str, OwnS
     return {model: OwnScript.of(file, data=folders.get(model)) for model, file in files.items()}
 
 
-def _by_model(given: list[str] | None, *, option: str) -> dict[str, str]:
-    """Return what was given for each model: "MODEL=PATH"."""
+def _by_model(pairs: list[str] | None, *, option: str) -> dict[str, str]:
+    """Return the path given for each model: "MODEL=PATH"."""
     found: dict[str, str] = {}
-    for text in given or ():
+    for text in pairs or ():
         model, equals, path = text.partition("=")
         if not (equals and model and path) or model in found:
             raise InputError(f"{option} is '{text}'; expected MODEL=PATH, once for each model of the trace.")
@@ -206,7 +206,7 @@ def _alone(
     from labkit.experiment.deployed import deploy as begin
 
     record = begin(
-        scenario, scheduler=scheduler, run=name, runs=runs, progress=not as_json, begun=tell_watch, **options
+        scenario, scheduler=scheduler, run=name, runs=runs, progress=not as_json, on_start=tell_watch, **options
     )  # fmt: skip
     tell(record, runs=runs, as_json=as_json)
     raise typer.Exit(1 if record.summary["n_unfinished"] else 0)
@@ -248,10 +248,10 @@ def _queue(
     _work(folder, ask, as_json=as_json)
 
 
-def _refuse_beside_resume(given: dict[str, object], ask: QueueAsk) -> None:
+def _refuse_with_resume(typed: dict[str, object], ask: QueueAsk) -> None:
     """Raise if something is given that a queue has from its beginning."""
-    given = {**given, "--schedulers": ask.schedulers, "--repeat": ask.repeat > 1, "--dry-run": ask.dry_run}
-    if odd := [option for option, value in given.items() if value]:
+    typed = {**typed, "--schedulers": ask.schedulers, "--repeat": ask.repeat > 1, "--dry-run": ask.dry_run}
+    if odd := [option for option, value in typed.items() if value]:
         raise InputError(
             f"{', '.join(odd)} beside --resume {ask.resume}: a queue continues with what it began with; leave it out, "
             "or begin another queue."

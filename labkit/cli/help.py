@@ -167,28 +167,28 @@ def lacking(package: str) -> InputError:
 
 
 def named(entry: Entry) -> str:
-    """Return what to type for a command or a group of commands."""
+    """Return the usage of a command or a group of commands."""
     callback = getattr(entry, "callback", None)
     name = entry.name or (callback.__name__ if callback is not None else "")
     return str(name).replace("_", "-")
 
 
 def traces(incomplete: str) -> list[str]:
-    """Return what a trace may go on as: the names of those that come with labkit, and files."""
+    """Return the completions of a trace: names of those that come with labkit, and files."""
     from labkit.workloads.named_traces import shipped
 
     return _beginning(incomplete, [*shipped(), *sorted(glob.glob(glob.escape(incomplete) + "*"))])
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Return what a cluster may go on as: its names."""
+    """Return the completions of a cluster: its names."""
     from labkit.topology import available
 
     return _beginning(incomplete, [*available()])
 
 
 def schedulers(incomplete: str) -> list[str]:
-    """Return what a list of schedulers may go on as: each name after what stands before the last comma.
+    """Return the completions of a list of schedulers: each name after the text before the last comma.
 
     >>> schedulers("fifo,sr")
     ['fifo,srtf']

@@ -112,7 +112,7 @@ def _former(name: str) -> inspect.Parameter:
 
 
 def flag_of(name: str) -> str:
-    """Return what a field is called on the command line.
+    """Return the name of a field on the command line.
 
     >>> flag_of("slot_s"), flag_of("any_type")
     ('--slot', '--any-type')

@@ -53,14 +53,14 @@ def tell_run(queue: RunQueue) -> Any:
     """Return a function that prints a run of a queue when it is over."""
     place = {(each.scheduler, each.repeat): number for number, each in enumerate(queue.runs, start=1)}
 
-    def told(each: QueuedRun, record: RunRecord | None) -> None:
+    def report(each: QueuedRun, record: RunRecord | None) -> None:
         where = f"{place[each.scheduler, each.repeat]} of {len(queue.runs)}"
         said = f": {each.why}" if each.why else ""
         if each.state == QueueState.DONE and record is not None:
             said = f": {record.n_done} of {len(record.jobs)} jobs, mean JCT {record.summary['mean_jct_s']:.1f} s"
         print(f"{where}: {each.run} {each.state}{said}", flush=True)
 
-    return told
+    return report
 
 
 def print_comparison(queue: RunQueue, folder: Path, *, against: str | None, as_json: bool) -> None:

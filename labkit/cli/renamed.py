@@ -30,13 +30,13 @@ OPTIONS: Final[dict[str, dict[str, str]]] = {
 """For each command: its former options, and how they are written now."""
 
 
-def command_now(said: str) -> str | None:
-    """Return what a command is called now, from the error that it is not known; None: it never was one.
+def command_now(message: str) -> str | None:
+    """Return the present name of a command, from the error that it is unknown; None: it never was one.
 
     >>> command_now("No such command 'run'.")
     "'labkit run' is 'labkit deploy' now"
     """
-    found = re.match(r"No such command '([\w-]+)'", said)
+    found = re.match(r"No such command '([\w-]+)'", message)
     now = COMMANDS.get(found[1]) if found else None
     return None if found is None or now is None else f"'labkit {found[1]}' is 'labkit {now}' now"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from labkit.cli import help as cli_help
-from labkit.cli.compare import JsonRows, Kept, Report, on_one_seed, refuse_places, tell_failed, with_usual_cluster
+from labkit.cli.compare import JsonRows, Report, RunsFolder, on_one_seed, refuse_places, tell_failed, with_usual_cluster
 from labkit.cli.options import refuse_no_trace, takes_scenario
 from labkit.experiment.scenario import Scenario
 
@@ -38,7 +38,7 @@ def replay(
     ] = None,
     as_json: JsonRows = False,
     report: Report = None,
-    runs: Kept = None,
+    runs: RunsFolder = None,
 ) -> None:
     """Run the recorded schedule of a trace, and show how far simulated schedulers are from it."""
     refuse_no_trace(scenario)

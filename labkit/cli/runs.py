@@ -79,10 +79,10 @@ def show(
 def _queues(runs: Path) -> list[str]:
     """Return a line for each queue of runs on machines."""
     from labkit.core.errors import InputError
-    from labkit.results.queue import RunQueue, known_queues, status_of_queue
+    from labkit.results.queue import RunQueue, queue_names, status_of_queue
 
     lines = []
-    for name in known_queues(runs):
+    for name in queue_names(runs):
         try:
             said = status_of_queue(RunQueue.read(runs / name), runs / name)
         except InputError as error:
@@ -164,13 +164,13 @@ def remove(
 ) -> None:
     """Delete runs, or queues with all their runs. Asks first, and deletes nothing else."""
     from labkit.core.errors import InputError
-    from labkit.results.queue import known_queues
+    from labkit.results.queue import queue_names
     from labkit.results.store import catalog, chosen, refuse_unremovable, size_of
     from labkit.results.store import remove as remove_all
 
     if not names and scheduler is trace is state is None:
         raise InputError("which runs? Name them, or give --scheduler, --trace or --state.")
-    there = known_queues(runs)
+    there = queue_names(runs)
     queues = [name for name in dict.fromkeys(names or ()) if name in there]
     if queues and not (scheduler is trace is state is None):
         raise InputError(f"'{queues[0]}' is a queue; --scheduler, --trace and --state are for runs. Leave them out.")

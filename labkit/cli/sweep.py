@@ -14,7 +14,7 @@ import typer
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unwritable
-from labkit.core.text import labelled, none_told, shortened, split_names
+from labkit.core.text import labelled, shortened, split_names, text_or_none
 from labkit.system.printing import printable
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def _clusters(named: list[str] | None, traces: list[str]) -> list[str]:
     return [cluster]
 
 
-def _listed(given: list[str]) -> list[str]:
-    return [name for text in given for name in split_names(text)]
+def _listed(texts: list[str]) -> list[str]:
+    return [name for text in texts for name in split_names(text)]
 
 
 def seeds_of(text: str) -> list[int]:
@@ -164,14 +164,14 @@ def tell(table: pd.DataFrame, *, metric: str, base: str, as_json: bool) -> None:
         print(json.dumps({"metric": metric, **row, "against": base, **what, "speeds": speeds}), flush=True)
 
 
-def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
+def _print_table(rows: pd.DataFrame, *, metric: str, base: str, pairs: str) -> None:
     from labkit.cli.tables import new_table, numbers, show, words
     from labkit.core.text import time_unit
 
-    scale, unit = time_unit(float(told["mean"].median())) if metric.endswith("_s") else (1.0, "")
+    scale, unit = time_unit(float(rows["mean"].median())) if metric.endswith("_s") else (1.0, "")
     what = metric.removesuffix("_s").replace("_", " ").replace("jct", "JCT") + (f" ({unit})" if unit else "")
-    bounded = bool(told["times_bound"].notna().any())
-    varying = [key for key in told.columns[: list(told.columns).index("n")] if len(set(told[key])) > 1]
+    bounded = bool(rows["times_bound"].notna().any())
+    varying = [key for key in rows.columns[: list(rows.columns).index("n")] if len(set(rows[key])) > 1]
     shown = list(dict.fromkeys([*varying, "scheduler"]))
     table = new_table()
     for key in shown:
@@ -179,9 +179,9 @@ def _print_table(told: pd.DataFrame, *, metric: str, base: str, pairs: str) -> N
     numbers(table, pairs, "failed", what, "95% CI", f"against\n{base}", "95% CI", "lower\non")
     if bounded:
         numbers(table, "times\nbound")
-    for row in told.to_dict("records"):
+    for row in rows.to_dict("records"):
         table.add_row(
-            *(none_told(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
+            *(text_or_none(row[key]) for key in shown), str(row["n"]), str(row["n_failed"] or ""),
             _value(row["mean"], scale), _interval(row["low"], row["high"], scale),
             "" if row["relative"] != row["relative"] else f"{row['relative']:+.1%}",
             _interval(row["relative_low"], row["relative_high"], 1.0, percent=True), _lower_on(row),
@@ -211,13 +211,13 @@ def _interval(low: float, high: float, scale: float, *, percent: bool = False) -
 
 
 def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") -> None:
-    """Say which cells failed, and why, and end with exit code 1 then."""
+    """Report which cells failed, and why, and end with exit code 1 then."""
     failed = table[table["error"] != ""]
     if not len(failed):
         return
     keys = list(keys)
     for _, row in failed.head(10).iterrows():
-        told = ", ".join(f"{key} {none_told(row[key])}" for key in keys)
+        told = ", ".join(f"{key} {text_or_none(row[key])}" for key in keys)
         print(printable(f"labkit: failed: {told}: {row['error']}"), file=sys.stderr)
     if len(failed) > 10:
         print(f"labkit: and {len(failed) - 10} more{rest}", file=sys.stderr)
@@ -225,8 +225,8 @@ def exit_if_failed(table: pd.DataFrame, *, keys: Iterable[str], rest: str = "") 
 
 
 def labels_of(schedulers: str) -> list[str]:
-    """Return what some schedulers are called: by their labels, or as they are named."""
-    from labkit.experiment.asked import schedulers_of
+    """Return the names of some schedulers: their labels, or as they are named."""
+    from labkit.experiment.validation import schedulers_of
 
     return [label or plain for label, plain in map(labelled, map(str, schedulers_of(schedulers)))]
 
@@ -258,9 +258,9 @@ def compare_on_seeds(
     `usual` is a line to print above: which cluster was taken, if none was named. Raise InputError if `against` is none
     of the schedulers, or a single seed is given, too; or as `labkit.sweep`.
     """
-    from labkit.experiment.asked import schedulers_of
     from labkit.experiment.caveats import Caveat
     from labkit.experiment.sweeping import compare_on_seeds as run_all
+    from labkit.experiment.validation import schedulers_of
     from labkit.results.conclusion import summarize_seeds
     from labkit.results.record import arrivals
 

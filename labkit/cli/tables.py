@@ -108,7 +108,7 @@ are written."""
 
 
 def as_json_row(record: RunRecord) -> dict[str, Any]:
-    """Return what `--json` tells of a run."""
+    """Return the fields of a run for `--json`."""
     from labkit.results.comparison import WHAT, bills, bound_jct_s, in_time
     from labkit.results.notes import notes
 

@@ -283,7 +283,7 @@ def _auto(
     from labkit.elastic.own_training import OF_CATALOGUE, has_loop, is_file
     from labkit.testbed.run.training import TrainingTable
 
-    refuse_beside(context)
+    refuse_with_auto(context)
     if is_file(model):
         typed = _typed(context)
         _refuse_of_catalogue(model, typed)
@@ -296,9 +296,9 @@ def _auto(
     )  # fmt: skip
 
 
-def _refuse_without_auto(model: str, **given: object) -> None:
+def _refuse_without_auto(model: str, **options: object) -> None:
     """Raise InputError if an option was given that goes with `--auto` only."""
-    for option, value in given.items():
+    for option, value in options.items():
         if value is not None:
             raise InputError(f"--{option} goes with --auto: labkit train {model} --auto.")
 
@@ -368,7 +368,7 @@ class _Bar:
         self._quiet, self._log, self._printed = quiet, log, NewLines(folder)
         self._bar = counter(steps, unit="step", shown=not quiet)
         self._here: dict[str, str] = {}
-        self._told_where = False
+        self._where_printed = False
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show an event, and log it."""
@@ -393,9 +393,9 @@ class _Bar:
     def _show_printed(self, *, now: bool) -> None:
         """Show what members have printed, and once where it is kept."""
         for line in self._printed(now=now):
-            if not self._told_where:
+            if not self._where_printed:
                 self._say(f"labkit: what members print is in their logs in {self._printed.folder}")
-                self._told_where = True
+                self._where_printed = True
             self._say(f"{line.member}: {line.text}")
 
     def _say(self, line: str) -> None:
@@ -455,7 +455,7 @@ TAKES: Final = (
 """Options of `labkit train` that go with --auto."""
 
 
-def refuse_beside(context: typer.Context) -> None:
+def refuse_with_auto(context: typer.Context) -> None:
     """Refuse what was typed beside --auto and does not go with it.
 
     Raise InputError, which names the option.
@@ -479,7 +479,7 @@ def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoF
         print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, telling=teller.begun, begun=tell_watch, **options
+            model, steps=steps, observer_factory=teller.observer_of, on_start=tell_watch, **options
         )  # fmt: skip
     told = summary(record)
     print(json.dumps(told) if as_json else sentence(told, options.get("runs", "runs")))
@@ -494,7 +494,7 @@ class Teller:
         self._quiet = quiet
         self._reasons: Sequence[str] = ()
 
-    def begun(self, reasons: Sequence[str]) -> Teller:
+    def observer_of(self, reasons: Sequence[str]) -> Teller:
         """Return the observer of a run that begins, with the list of its reasons."""
         self._reasons = reasons
         return self
@@ -517,7 +517,7 @@ class Teller:
 
 
 def summary(record: RunRecord) -> dict[str, Any]:
-    """Return what a run has come to, for JSON; it ends with the decisions."""
+    """Return the outcome of a run for JSON; it ends with the decisions."""
     from labkit.results.spans import configurations
 
     held = configurations(record.events, record.jobs)
@@ -546,16 +546,17 @@ def _speed(rows: Sequence[dict[str, Any]], at: int) -> float | None:
     return round(rows[at]["steps_per_s"], 3) if rows else None
 
 
-def sentence(told: dict[str, Any], runs: str | Path) -> str:
-    """Return what a run has come to, in a line."""
-    where = f"the run is in {runs / told['run']}"
-    if told["steps"] is None:
-        return f"{told['model']}: given up after {told['seconds']:.1f} s ({told['given_up']}); {where}"
-    held, speeds = told["configurations"], told["steps_per_s"]
+def sentence(summary: dict[str, Any], runs: str | Path) -> str:
+    """Return the outcome of a run in a line."""
+    where = f"the run is in {runs / summary['run']}"
+    if summary["steps"] is None:
+        return f"{summary['model']}: given up after {summary['seconds']:.1f} s ({summary['given_up']}); {where}"
+    held, speeds = summary["configurations"], summary["steps_per_s"]
     last, changes = held[-1], len(held) - 1
     return (
-        f"{told['model']}: {told['steps']} steps in {told['seconds']:.1f} s, loss {told['first_loss']:.4g} -> "
-        f"{told['last_loss']:.4g}; {speeds['before']:.4g} steps/s at first, {speeds['after']:.4g} after "
+        f"{summary['model']}: {summary['steps']} steps in {summary['seconds']:.1f} s, "
+        f"loss {summary['first_loss']:.4g} -> {summary['last_loss']:.4g}; "
+        f"{speeds['before']:.4g} steps/s at first, {speeds['after']:.4g} after "
         f"{changes} change{'s' * (changes != 1)}, with {last['n_workers']} workers x {last['worker_cores']:g} cores "
         f"and {last['n_ps']} PSs x {last['ps_cores']:g}; {where}"
     )

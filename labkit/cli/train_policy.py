@@ -35,7 +35,7 @@ DEFAULTS = {
 SLOT_S = 1200.0
 SEED = 1
 MANY = "repeatable: each episode draws one"
-KNOWN = {"marl": {"interference", "slot_s"}, "dl2 as published": {"throughputs", "slot_s"}}
+KNOWN_FIELDS = {"marl": {"interference", "slot_s"}, "dl2 as published": {"throughputs", "slot_s"}}
 """Fields of a scenario that simulations of their own know; those of dl2 know all."""
 
 
@@ -172,9 +172,9 @@ def _refuse_negative(updates: dict[str, int | None]) -> None:
             raise InputError(f"--{name[2:]} is {value}; expected a number of updates >= 0.")
 
 
-def _slot_s(asked_s: float | None, scenario: Scenario, *, at_events: bool) -> float | None:
+def _slot_s(typed_s: float | None, scenario: Scenario, *, at_events: bool) -> float | None:
     """Return the seconds of a slot: as typed, as the scenario says, or by default; None: it is decided at events."""
-    slot_s = asked_s if asked_s is not None else scenario.slot_s
+    slot_s = typed_s if typed_s is not None else scenario.slot_s
     if slot_s is not None and not slot_s > 0:
         raise InputError(f"--slot is {slot_s}; expected seconds > 0.")
     return slot_s if slot_s is not None or at_events else SLOT_S
@@ -201,7 +201,7 @@ def _refuse_unknown_fields(scenario: Scenario, policy: str) -> None:
     for name in scenario.changed:
         if name == "prices":
             raise InputError("--prices: a policy learns to shorten jobs, whatever they cost; leave it out.")
-        if policy in KNOWN and name not in KNOWN[policy]:
+        if policy in KNOWN_FIELDS and name not in KNOWN_FIELDS[policy]:
             raise InputError(
                 f"{flag_of(name)}: {policy} learns in simulations of its own, which do not know it; leave it out. "
                 "`labkit train-policy dl2` takes it."
@@ -223,11 +223,12 @@ def _train_marl(
     with connect(dask) as client:
         if published:
             trainer = reproduction("marl").published_trainer(
-                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, switches=switch
             )
         else:
             trainer = marl_trainer(
-                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates, given=switch,
+                list(map(str, clusters)), traces, interference=interference, seed=seed, options=updates,
+                switches=switch,
                 client=client,
             )  # fmt: skip
         whole = course.run(trainer)
@@ -251,9 +252,9 @@ def _train_dl2(
     slot_s = float(setting.scenario.slot_s or SLOT_S)
     with ExitStack() as stack:
         if published:
-            theirs: dict[str, Any] = {"slot_s": slot_s, "seed": seed, "given": switch, "dask": dask}
-            theirs["options"] = {name[2:]: value for name, value in updates.items()} | {"warm_up": warm_up}
-            trainer = stack.enter_context(reproduction("dl2").lent_trainer(setting, **theirs))
+            arguments: dict[str, Any] = {"slot_s": slot_s, "seed": seed, "settings": switch, "dask": dask}
+            arguments["options"] = {name[2:]: value for name, value in updates.items()} | {"warm_up": warm_up}
+            trainer = stack.enter_context(reproduction("dl2").lent_trainer(setting, **arguments))
         else:
             _refuse_switches(switch, warm_up, dask)
             refuse_unfit_episodes(setting)
@@ -268,19 +269,19 @@ def _train_dl2(
 
 
 def _trainer(setting: Setting, *, slot_s: float, seed: int, updates: dict[str, int | None], network: bool) -> Trains:
-    """Return what trains the numbers of dl2, or a network."""
+    """Return the trainer of the numbers of dl2, or of a network."""
     from labkit.learning.dl2 import Recipe, Trainer
     from labkit.learning.numbers import NumbersRecipe, NumbersTrainer
 
-    given = {name: value for name, value in updates.items() if value is not None}
+    switches = {name: value for name, value in updates.items() if value is not None}
     if not network:
-        return NumbersTrainer(setting, slot_s, seed, NumbersRecipe(**given), setting.plain())
+        return NumbersTrainer(setting, slot_s, seed, NumbersRecipe(**switches), setting.plain())
     told: dict[str, Any] = {} if setting.is_plain else {"scenario": setting.plain()}
-    return Trainer(setting, models=setting.models(), slot_s=slot_s, seed=seed, recipe=Recipe(**given), **told)
+    return Trainer(setting, models=setting.models(), slot_s=slot_s, seed=seed, recipe=Recipe(**switches), **told)
 
 
 def _name(policy: str, out: Path, *, published: bool) -> str:
-    """Return what a trained policy is called as a scheduler."""
+    """Return the name of a trained policy as a scheduler."""
     return f"{policy}({'published=True, ' * published}weights='{out}')"
 
 
@@ -294,10 +295,12 @@ def _judge(policy: str, weights: Path, held_out: Callable[[int], Experiment], *,
     print(printable(advice(table, name=name, policy=policy)))
 
 
-def _refuse_switches(given: Sequence[str], warm_up: str | None, dask: str | None) -> None:
+def _refuse_switches(switches: Sequence[str], warm_up: str | None, dask: str | None) -> None:
     """Raise if switches are given for another network."""
-    if given or warm_up is not None or dask is not None:
-        what = f"--set {given[0]}" if given else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
+    if switches or warm_up is not None or dask is not None:
+        what = (
+            f"--set {switches[0]}" if switches else f"--warm-up {warm_up}" if warm_up is not None else f"--dask {dask}"
+        )
         raise InputError(
             f"{what} is a switch of DL2's own network; expected it with --published. Add that, or drop it."
         )
@@ -354,7 +357,7 @@ def marl_trainer(
     interference: str,
     seed: int,
     options: dict[str, int | None],
-    given: Sequence[str],
+    switches: Sequence[str],
     client: Any = None,
 ) -> Trainer:
     """Return a trainer of the placement policy.
@@ -365,7 +368,7 @@ def marl_trainer(
     ----------
     options : dict
         `n_lessons`, `n_rounds`; None: as in `labkit.learning.marl.trainer.Recipe`.
-    given : sequence of str
+    switches : sequence of str
         Others of the recipe, each NAME=VALUE; `shared=False` is a head for each pod, `n_agents` of them.
     client : Client, optional
         Of a Dask cluster, which plays traces.
@@ -374,7 +377,7 @@ def marl_trainer(
     from labkit.learning.marl.trainer import Recipe, Trainer
 
     plain = Recipe()
-    shared, rest = _shared(given)
+    shared, rest = _shared(switches)
     values: dict[str, Any] = dict(_switch(text, plain) for text in rest)
     values |= {name: value for name, value in options.items() if value is not None}
     setting = Setting(clusters, traces, interference)
@@ -384,16 +387,16 @@ def marl_trainer(
     return Trainer(setting, seed=seed, recipe=Recipe(**values), where=client)
 
 
-def _shared(given: Sequence[str]) -> tuple[bool, list[str]]:
+def _shared(switches: Sequence[str]) -> tuple[bool, list[str]]:
     """Return whether all pods share weights, and the other switches.
 
     >>> _shared(["shared=False", "n_draws=8"])
     (False, ['n_draws=8'])
     """
-    named = [text.partition("=")[2].strip().lower() for text in given if text.partition("=")[0].strip() == "shared"]
+    named = [text.partition("=")[2].strip().lower() for text in switches if text.partition("=")[0].strip() == "shared"]
     if any(value not in ("true", "false") for value in named):
         raise InputError(f"--set shared={named[-1]}: expected True (one head for all pods) or False (one for each).")
-    return "false" not in named[-1:], [text for text in given if text.partition("=")[0].strip() != "shared"]
+    return "false" not in named[-1:], [text for text in switches if text.partition("=")[0].strip() != "shared"]
 
 
 def _switch(text: str, plain: object) -> tuple[str, Any]:

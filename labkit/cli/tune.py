@@ -80,13 +80,13 @@ def _metric(text: str) -> str:
     return text
 
 
-def _settings(given: Any) -> dict[str, Any]:
+def _settings(texts: Any) -> dict[str, Any]:
     from labkit.core.errors import InputError
     from labkit.experiment.grid import parameter
     from labkit.experiment.scenario import FORMER, OPTIONS
 
     settings = {}
-    for name, values in map(parameter, given):
+    for name, values in map(parameter, texts):
         if FORMER.get(name, name) not in OPTIONS or len(values) > 1:
             raise InputError(f"--set {name}: expected one value of a parameter of the runs: {', '.join(OPTIONS)}.")
         settings[name] = values[0]
@@ -98,14 +98,14 @@ def _tell_trial(number: int, value: float, values: dict[str, Any]) -> None:
     print(f"trial {number}: {'failed' if value != value else f'{value:,.6g}'} with {told}", file=sys.stderr)
 
 
-def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, folder: Path) -> None:
+def _print(result: Tuned, ranges: list[Range], *, scheduler: str, metric: str, folder: Path) -> None:
     from labkit.cli.tables import new_table, numbers, show, words
     from labkit.experiment.tuning import DEFAULT
 
-    order = found.trials.sort_values("value", ascending=not found.highest, kind="stable").head(SHOWN)
-    failed = found.trials[found.trials["error"] != ""]
+    order = result.trials.sort_values("value", ascending=not result.highest, kind="stable").head(SHOWN)
+    failed = result.trials[result.trials["error"] != ""]
     n_failed = f", {len(failed)} of which failed" if len(failed) else ""
-    print(f"{len(found.trials)} trials{n_failed}, each on seeds {_told(found.searched)}; the best of them:")
+    print(f"{len(result.trials)} trials{n_failed}, each on seeds {_seeds_in_words(result.searched)}; the best of them:")
     table = new_table()
     numbers(table, "trial", metric)
     for each in ranges:
@@ -118,43 +118,43 @@ def _print(found: Tuned, ranges: list[Range], *, scheduler: str, metric: str, fo
     show(table)
     for error in dict.fromkeys(failed["error"]):
         print(printable(f"note: a trial failed: {error}"))
-    for name in found.edges if not found.idle else ():
+    for name in result.edges if not result.idle else ():
         print(f"note: the best {name} is at the end of its range; better values may lie beyond it")
-    print(f"\nBest trial against the default {scheduler}, on held-out seeds ({_told(found.check_seeds)}):")
-    tell(found.checked, metric=metric, base=DEFAULT, as_json=False)
-    print(found.verdict)
-    if found.idle:
+    print(f"\nBest trial against the default {scheduler}, on held-out seeds ({_seeds_in_words(result.check_seeds)}):")
+    tell(result.checked, metric=metric, base=DEFAULT, as_json=False)
+    print(result.verdict)
+    if result.idle:
         print(
             f"raise the arrival rate (--set arrival_rate=2) or take a smaller cluster   (trials are kept in {folder})"
         )
         return
-    advice, name = ("use it", found.name) if found.is_better else ("keep the default", scheduler)
+    advice, name = ("use it", result.name) if result.is_better else ("keep the default", scheduler)
     print(f'{advice}: --schedulers "{name}"   (trials are kept in {folder})')
 
 
-def _print_json(found: Tuned, *, scheduler: str, metric: str) -> None:
+def _print_json(result: Tuned, *, scheduler: str, metric: str) -> None:
     from labkit.experiment.tuning import DEFAULT, TUNED
     from labkit.results.sweeps import comparison
 
-    rows = comparison(found.checked, metric=metric, base=DEFAULT).set_index("scheduler")
+    rows = comparison(result.checked, metric=metric, base=DEFAULT).set_index("scheduler")
     row = rows.loc[TUNED]
     told = {name: None if row[name] != row[name] else float(str(row[name])) for name in _CHECKED}
-    trials = found.trials.astype(object).where(found.trials.notna(), None).to_dict("records")
+    trials = result.trials.astype(object).where(result.trials.notna(), None).to_dict("records")
     said: dict[str, object] = {
         "scheduler": scheduler,
         "metric": metric,
-        "best": found.best,
-        "name": found.name,
-        "better": found.is_better,
-        "edges": found.edges,
+        "best": result.best,
+        "name": result.name,
+        "better": result.is_better,
+        "edges": result.edges,
     }
-    said |= {"searched": found.searched, "checked": found.check_seeds, "on_checked": told, "verdict": found.verdict}
+    said |= {"searched": result.searched, "checked": result.check_seeds, "on_checked": told, "verdict": result.verdict}
     print(json.dumps({**said, "trials": trials}))
 
 
 _CHECKED = ("mean", "low", "high", "relative", "relative_low", "relative_high", "n_pairs", "n_lower")
 
 
-def _told(seeds: tuple[int, ...]) -> str:
+def _seeds_in_words(seeds: tuple[int, ...]) -> str:
     whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 1 else ", ".join(map(str, seeds))

@@ -88,18 +88,18 @@ def _watch_queue(folder: Path, console: Console, *, once: bool, browser: bool, p
     raise typer.Exit(0 if well or writer_of(folder) is not None else 1)
 
 
-def _serve(seen: FollowedRun, *, port: int) -> None:
+def _serve(run: FollowedRun, *, port: int) -> None:
     """Serve the page of a run, and open it where a browser is at hand."""
     from labkit.core.errors import InputError
     from labkit.live.page import RunPage
 
     try:
-        page = RunPage(seen, port=port)
+        page = RunPage(run, port=port)
     except OSError as error:
         raise InputError(f"port {port} cannot be used ({error.strerror}); take another one, or 0 for any.") from error
     with page:
         print(
-            f"{seen.info.run} is shown at {page.url} (reachable from this machine only; press Ctrl-C to stop)",
+            f"{run.info.run} is shown at {page.url} (reachable from this machine only; press Ctrl-C to stop)",
             flush=True,
         )
         with suppress(KeyboardInterrupt), opened(page.url) if sys.stdout.isatty() else nullcontext():

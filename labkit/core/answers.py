@@ -21,7 +21,7 @@ _AMOUNTS: Final = ("cpus", "memory_gb")
 
 
 def placement_of(answer: object, *, source: str) -> Placement:
-    """Return what a scheduler or a placer answered.
+    """Return the answer of a scheduler or a placer.
 
     Raise PlacementError if it is no placement, its columns are no arrays of whole numbers (amounts: of float32) of one
     length, its repairs are not of dtype `REPAIR`, its reasons are no `Reason`s, or its `again_s` is no number.
@@ -146,9 +146,9 @@ def _first_unsound(values: Floats) -> int:
     return -1
 
 
-def _unsound(said: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
-    """Return what is wrong with the answer of a model."""
-    what, n = f"speed model {type(model).__name__}: {said}", len(numbers)
+def _unsound(verb: str, unit: str, model: object, values: object, numbers: Ints, jobs: Jobs) -> str:
+    """Return the fault of a model's answer."""
+    what, n = f"speed model {type(model).__name__}: {verb}", len(numbers)
     asked = f"it was asked about {n} jobs, the first is job {jobs.id[numbers[0]]}" if n else "it was asked about no job"
     if not isinstance(values, np.ndarray):
         return f"{what} {_shown(values)}; expected an array of {n} float64 ({asked})."

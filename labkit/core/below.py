@@ -128,21 +128,21 @@ def refuse_foreign(folder: Path) -> None:
                 _refuse(path, path.lstat())
 
 
-def _refuse(path: Path, found: os.stat_result) -> None:
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise _no_plain(path, _kind(found))
-    if found.st_uid != os.geteuid():
+def _refuse(path: Path, status: os.stat_result) -> None:
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise _no_plain(path, _kind(status))
+    if status.st_uid != os.geteuid():
         raise InputError(
-            f"{printable(str(path))} belongs to user {found.st_uid}, not to you ({os.geteuid()}); nothing is run or "
+            f"{printable(str(path))} belongs to user {status.st_uid}, not to you ({os.geteuid()}); nothing is run or "
             "written there. Copy the folder, and look at what it holds."
         )
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1 and path.parent.name not in SEVERAL:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and path.parent.name not in SEVERAL:
         raise _no_plain(path, "a file with another name elsewhere")
 
 
-def _kind(found: os.stat_result) -> str:
+def _kind(status: os.stat_result) -> str:
     for test, kind in ((stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe")):
-        if test(found.st_mode):
+        if test(status.st_mode):
             return kind
     return "no plain file"
 

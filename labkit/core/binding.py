@@ -35,12 +35,12 @@ def fitting(placement: Placement, book: Book) -> Placement:
         if row < 0:
             return bound_
         job = placement.job[row]
-        stopped = (placement.set_jobs != job) | (book.held["first"][placement.set_jobs] >= 0)
+        stopped = (placement.set_jobs != job) | (book.allocations["first"][placement.set_jobs] >= 0)
         placement = placement.only(rows=placement.job != job, jobs=stopped)
 
 
-def beside(placement: Placement, jobs: Ints, book: Book, left: Floats) -> tuple[Placement, Bools]:
-    """Return which of some jobs that run keep their places beside a placement of others, the first ones first, (C,).
+def keep_running(placement: Placement, jobs: Ints, book: Book, left: Floats) -> tuple[Placement, Bools]:
+    """Return which of some running jobs can go on beside a placement of others, the first ones first, (C,).
 
     `left`: (G, R + D) what is free without these jobs; to be written to: what the placement and those that stay leave.
 
@@ -56,21 +56,21 @@ def beside(placement: Placement, jobs: Ints, book: Book, left: Floats) -> tuple[
         return placement, np.ones(len(jobs), np.bool_)
     devices = named.devices if len(named.devices) else np.full(len(named), -1, np.int32)
     return named, _stay(
-        named.job, named.role, named.group, named.count, devices, jobs, book.held, book.tasks, book.demand, left
+        named.job, named.role, named.group, named.count, devices, jobs, book.allocations, book.tasks, book.demand, left
     )  # fmt: skip
 
 
 @kernel
 def _stay(
-    job: Ints, role: Ints, group: Ints, count: Ints, devices: Ints, jobs: Ints, held: Records, tasks: Records,
+    job: Ints, role: Ints, group: Ints, count: Ints, devices: Ints, jobs: Ints, allocations: Records, tasks: Records,
     demand: Floats, left: Floats,
 ) -> Bools:  # fmt: skip
-    """Take rows out of what is left, and then what jobs hold where all of it is there; return of which it was."""
+    """Take rows out of what is left, and then what jobs hold where all of it is there; return for which it was."""
     for p in range(len(job)):
         charge(left, group[p], float(count[p]), demand[role[p], job[p]], np.nan, np.nan, 1.0, devices[p])
     stays = np.empty(len(jobs), np.bool_)
     for i in range(len(jobs)):
-        stays[i] = take_again(held, tasks, demand, jobs[i], left)
+        stays[i] = take_again(allocations, tasks, demand, jobs[i], left)
     return stays
 
 
@@ -84,7 +84,7 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
     free, demand = book.left_without(placement.set_jobs), book.demand
     partner = placement.partner if len(placement.partner) else np.full(len(placement.set_jobs), -1, np.int32)
     named = placement.devices if len(placement.devices) else np.full(len(placement), -1, np.int32)
-    mate = np.full(len(book.held), -1, np.int32)
+    mate = np.full(len(book.allocations), -1, np.int32)
     mate[placement.set_jobs] = partner
     size = -demand[placement.role, placement.job, GPUS]
     orders = np.arange(len(placement)), np.argsort(size, kind="stable")
@@ -92,7 +92,7 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
         for order in orders:
             taken = np.zeros((len(placement), free.shape[1] - demand.shape[2]), np.int32)
             row = bind(
-                order, mate, placement.job, placement.role, placement.group, placement.count, named, book.held,
+                order, mate, placement.job, placement.role, placement.group, placement.count, named, book.allocations,
                 book.tasks, free.copy(), demand, keeps, taken, np.zeros(len(placement), np.bool_),
             )  # fmt: skip
             if row < 0:
@@ -104,7 +104,7 @@ def _bound(placement: Placement, book: Book) -> tuple[Placement, int]:
 
 
 def _searched(placement: Placement, gpus: Floats, free: Floats, taken: Ints) -> bool:
-    """Note in `taken` (P, D) which GPUs tasks have, where only a search finds GPUs (G, D) for all; tell whether so."""
+    """Note in `taken` (P, D) which GPUs tasks have, where only a search finds GPUs (G, D) for all; return if so."""
     n_each = np.where(gpus < 1, placement.count, np.round(placement.count * gpus)).astype(np.int64)
     for group in np.unique(placement.group[gpus > 0]):
         rows = np.flatnonzero((placement.group == group) & (gpus > 0))
@@ -142,7 +142,7 @@ def _pack(sizes: Floats, free: Floats, on: Ints) -> bool:
 def _sound(placement: Placement, book: Book) -> bool:
     """Return whether numbers of jobs, roles, groups and tasks are such that kernels may follow them."""
     jobs = np.concatenate([placement.set_jobs, placement.job, placement.partner])
-    within = (jobs >= -1).all() and (jobs < len(book.held)).all() and (placement.set_jobs >= 0).all()
+    within = (jobs >= -1).all() and (jobs < len(book.allocations)).all() and (placement.set_jobs >= 0).all()
     rows = (placement.job >= 0) & (placement.role >= 0) & (placement.role <= 1) & (placement.count >= 1)
     rows &= (placement.group >= 0) & (placement.group < len(book.left))
     return bool(within and rows.all() and len(placement.partner) in (0, len(placement.set_jobs)))
@@ -167,7 +167,7 @@ def _with_devices(placement: Placement, taken: Ints, *, is_parts: Bools) -> Plac
 
 @kernel
 def bind(  # noqa: C901 - three turns over the rows
-    order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, held: Records,
+    order: Ints, mate: Ints, job: Ints, role: Ints, group: Ints, count: Ints, named: Ints, allocations: Records,
     tasks: Records, free: Floats, demand: Floats, keeps: bool, taken: Ints, done: Bools,
 ) -> int:  # fmt: skip
     """Note in `taken` (P, D), zeros, how many tasks of each row have each GPU; return a row that finds none, or -1.
@@ -188,7 +188,7 @@ def bind(  # noqa: C901 - three turns over the rows
                 charge_devices(row, first, named[p], float(count[p]), gpus, 1.0)
                 done[p] = True
             elif turn == 1 and keeps and not paired:
-                _keep(p, job, role, group, count, held, tasks, row, first, gpus, taken)
+                _keep(p, job, role, group, count, allocations, tasks, row, first, gpus, taken)
             elif turn == 2:
                 if paired and _as_mate(p, mate[job[p]], job, role, group, taken, done):
                     done[p] = True
@@ -211,12 +211,12 @@ def _n_shares(n: int, gpus: float) -> int:
 
 @inner
 def _keep(
-    p: int, job: Ints, role: Ints, group: Ints, count: Ints, held: Records, tasks: Records, free: Floats, first: int,
-    gpus: float, taken: Ints,
+    p: int, job: Ints, role: Ints, group: Ints, count: Ints, allocations: Records, tasks: Records, free: Floats,
+    first: int, gpus: float, taken: Ints,
 ) -> None:  # fmt: skip
     """Let as many tasks of a row as can keep the GPUs that its job has in this group in this role."""
     part, n_left = is_part(gpus), _n_shares(count[p], gpus)
-    task = held[job[p]].first
+    task = allocations[job[p]].first
     while task >= 0 and n_left > 0:
         at = tasks[task]
         if at.role == role[p] and at.group == group[p] and at.devices > 0:
@@ -239,7 +239,7 @@ def _keep(
 
 @inner
 def _as_mate(p: int, mate: int, job: Ints, role: Ints, group: Ints, taken: Ints, done: Bools) -> bool:
-    """Give a row of workers the GPUs that the workers of its job's partner have in this group; tell whether they do."""
+    """Give a row of workers the GPUs that its job's partner has in this group; return whether it has them."""
     found = False
     for q in range(len(job)):
         if done[q] and job[q] == mate and role[q] == 0 and group[q] == group[p]:

@@ -31,14 +31,14 @@ TASK: Final = np.dtype(
         ("devices", np.int32),
     ]
 )
-HELD: Final = np.dtype(
+ALLOCATION: Final = np.dtype(
     [
         ("first", np.int32),
         ("last", np.int32),
         ("n_workers", np.int32),
         ("n_ps", np.int32),
         ("partner", np.int32),
-        ("n_given", np.int32),
+        ("n_sized", np.int32),
     ]
 )
 
@@ -54,10 +54,10 @@ class Book:
     """The tasks that each job holds, and the free capacity of each device group."""
 
     def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
-        self.held = np.zeros(len(jobs), dtype=HELD)
+        self.allocations = np.zeros(len(jobs), dtype=ALLOCATION)
         """(N,) first and last task of each job, its numbers of workers and PSs, the job that shares its GPUs (-1), and
-        how many of its rows were given cores or memory of their own (`n_given`)."""
-        self.held["first"] = self.held["last"] = self.held["partner"] = -1
+        how many of its rows were given cores or memory of their own (`n_sized`)."""
+        self.allocations["first"] = self.allocations["last"] = self.allocations["partner"] = -1
         self.tasks = np.zeros(0, dtype=TASK)
         """Pool of tasks; `spare[0]` is the first unused one."""
         self.spare = np.array([-1], np.int32)
@@ -96,40 +96,40 @@ class Book:
 
     def of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
         """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
-        return _gather(self.held, self.tasks, jobs)
+        return _gather(self.allocations, self.tasks, jobs)
 
     def amounts(self, jobs: Ints) -> tuple[Amounts, Amounts]:
         """Return cores and GB that the tasks of some jobs were given, (P,) in the order of `of`; NaN: as declared.
 
         Both are empty where no task was given any.
         """
-        if not self.held["n_given"][jobs].any():
+        if not self.allocations["n_sized"][jobs].any():
             return NO_AMOUNTS, NO_AMOUNTS
-        nodes = _nodes(self.held, self.tasks, jobs)
+        nodes = _nodes(self.allocations, self.tasks, jobs)
         return self.tasks["cpus"][nodes], self.tasks["memory_gb"][nodes]
 
     def devices(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `of`; -1: not told."""
-        devices: Ints = self.tasks["devices"][_nodes(self.held, self.tasks, jobs)]
+        devices: Ints = self.tasks["devices"][_nodes(self.allocations, self.tasks, jobs)]
         return devices
 
     def running(self, jobs: Ints) -> Running:
         """Return the tasks of some jobs, each of which holds some, as speed models take them."""
         first, role, group, count = self.of(jobs)
-        held = self.held[jobs]
+        allocations = self.allocations[jobs]
         taken = AS_DECLARED
-        if np.count_nonzero(held["n_given"]):
+        if np.count_nonzero(allocations["n_sized"]):
             taken = taken_by(self.demand, np.repeat(jobs, np.diff(first)), role, *self.amounts(jobs))
-        return Running(jobs, first, role, group, count, held["n_workers"], held["n_ps"], held["partner"],
-                       cpus=taken[0], memory_gb=taken[1])  # fmt: skip
+        n_each = (allocations["n_workers"], allocations["n_ps"], allocations["partner"])
+        return Running(jobs, first, role, group, count, *n_each, cpus=taken[0], memory_gb=taken[1])
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left if these jobs held nothing, a new (G, R + D).
+        """Return the capacity that would be left without these jobs, a new (G, R + D).
 
         GPUs of a pair are free only without both.
         """
         free = self.left.copy()
-        _add_held_of_all(self.held, self.tasks, self.demand, jobs, free)
+        _credit_all(self.allocations, self.tasks, self.demand, jobs, free)
         return free
 
 
@@ -142,9 +142,9 @@ def taken_by(
     """
     declared = demand[role, job]
 
-    def taken(r: int, given: Amounts) -> Floats:
-        mine = np.isnan(given) | (given == declared[:, r].astype(np.float32))
-        return np.where(mine, declared[:, r], given.astype(np.float64))
+    def taken(r: int, amount: Amounts) -> Floats:
+        as_declared = np.isnan(amount) | (amount == declared[:, r].astype(np.float32))
+        return np.where(as_declared, declared[:, r], amount.astype(np.float64))
 
     return taken(CPUS, cpus), taken(MEMORY_GB, memory_gb)
 
@@ -160,14 +160,14 @@ def _has_spare(tasks: Records, spare: Ints, n: int) -> bool:
 
 
 @inner
-def gpu_share(held: Records, job: int) -> float:
+def gpu_share(allocations: Records, job: int) -> float:
     """Return which part of the GPUs of its workers a job holds."""
-    return 1.0 if held[job].partner < 0 else 0.5
+    return 1.0 if allocations[job].partner < 0 else 0.5
 
 
 @inner
 def takes(declared: float, amount: float) -> float:
-    """Return what a task takes of a resource: what it was given, or what was declared (NaN, or the same amount)."""
+    """Return the amount that a task takes of a resource: as given, or as declared (NaN, or the same amount)."""
     if amount != amount or amount == np.float32(declared):
         return declared
     return float(amount)
@@ -186,9 +186,9 @@ def charge(
 
 
 @inner
-def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floats, share: float) -> None:
-    """Add what a job holds to what is free (G, R), a share of the GPUs of its workers."""
-    task = held[job].first
+def credit(allocations: Records, tasks: Records, demand: Floats, job: int, free: Floats, share: float) -> None:
+    """Give back what a job holds to what is free (G, R), a share of the GPUs of its workers."""
+    task = allocations[job].first
     while task >= 0:
         row = tasks[task]
         part = share if row.role == 0 else 1.0
@@ -197,12 +197,12 @@ def add_held(held: Records, tasks: Records, demand: Floats, job: int, free: Floa
 
 
 @inner
-def take_again(held: Records, tasks: Records, demand: Floats, job: int, free: Floats) -> bool:
-    """Take what a job holds out of what is free (G, R + D); tell whether all of it is there, else nothing is taken.
+def take_again(allocations: Records, tasks: Records, demand: Floats, job: int, free: Floats) -> bool:
+    """Take what a job holds out of what is free (G, R + D); return whether all of it is there, else nothing is taken.
 
     A job that shares its GPUs does not find them there.
     """
-    stands, task = held[job].partner < 0, held[job].first
+    stands, task = allocations[job].partner < 0, allocations[job].first
     while task >= 0:
         row = tasks[task]
         charge(free, row.group, float(row.count), demand[row.role, job], row.cpus, row.memory_gb, 1.0, row.devices)
@@ -210,15 +210,15 @@ def take_again(held: Records, tasks: Records, demand: Floats, job: int, free: Fl
             stands = stands and free[row.group, r] >= -NEAR
         task = row.next
     if not stands:
-        add_held(held, tasks, demand, job, free, 1.0)
+        credit(allocations, tasks, demand, job, free, 1.0)
     return bool(stands)
 
 
 @inner
-def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job: int) -> None:
+def _hold_alone(allocations: Records, tasks: Records, free: Floats, demand: Floats, job: int) -> None:
     """Let a job that shared its GPUs hold them all."""
-    held[job].partner = -1
-    task = held[job].first
+    allocations[job].partner = -1
+    task = allocations[job].first
     while task >= 0:
         if tasks[task].role == 0:
             free[tasks[task].group, GPUS] -= 0.5 * tasks[task].count * demand[0, job, GPUS]
@@ -231,27 +231,27 @@ def _hold_alone(held: Records, tasks: Records, free: Floats, demand: Floats, job
 
 
 @kernel
-def release(held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
+def release(allocations: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
     """Give back all tasks of a job; if it shared its GPUs, its partner holds them all from then on."""
-    if held[job].first < 0:
+    if allocations[job].first < 0:
         return
-    add_held(held, tasks, demand, job, free, gpu_share(held, job))
-    partner = held[job].partner
-    held[job].partner = -1
-    if partner >= 0 and held[partner].partner == job:
-        _hold_alone(held, tasks, free, demand, partner)
-    tasks[held[job].last].next = spare[0]
-    spare[0] = held[job].first
-    held[job].first = -1
-    held[job].last = -1
-    held[job].n_workers = 0
-    held[job].n_ps = 0
-    held[job].n_given = 0
+    credit(allocations, tasks, demand, job, free, gpu_share(allocations, job))
+    partner = allocations[job].partner
+    allocations[job].partner = -1
+    if partner >= 0 and allocations[partner].partner == job:
+        _hold_alone(allocations, tasks, free, demand, partner)
+    tasks[allocations[job].last].next = spare[0]
+    spare[0] = allocations[job].first
+    allocations[job].first = -1
+    allocations[job].last = -1
+    allocations[job].n_workers = 0
+    allocations[job].n_ps = 0
+    allocations[job].n_sized = 0
 
 
 @inner
 def hold(
-    held: Records,
+    allocations: Records,
     tasks: Records,
     spare: Ints,
     free: Floats,
@@ -278,26 +278,26 @@ def hold(
     tasks[task].memory_gb = memory_gb
     tasks[task].devices = devices
     if cpus == cpus or memory_gb == memory_gb:
-        held[job].n_given += 1
-    if held[job].last < 0:
-        held[job].first = task
+        allocations[job].n_sized += 1
+    if allocations[job].last < 0:
+        allocations[job].first = task
     else:
-        tasks[held[job].last].next = task
-    held[job].last = task
+        tasks[allocations[job].last].next = task
+    allocations[job].last = task
     if role == 0:
-        held[job].n_workers += count
+        allocations[job].n_workers += count
     else:
-        held[job].n_ps += count
-    share = gpu_share(held, job) if role == 0 else 1.0
+        allocations[job].n_ps += count
+    share = gpu_share(allocations, job) if role == 0 else 1.0
     charge(free, group, float(count), demand[role, job], cpus, memory_gb, share, devices)
 
 
 @kernel
-def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+def _gather(allocations: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
     first = np.zeros(len(jobs) + 1, np.int32)
     for i in range(len(jobs)):
         n = 0
-        task = held[jobs[i]].first
+        task = allocations[jobs[i]].first
         while task >= 0:
             n += 1
             task = tasks[task].next
@@ -306,7 +306,7 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
     group = np.empty(first[-1], np.int32)
     count = np.empty(first[-1], np.int32)
     for i in range(len(jobs)):
-        task = held[jobs[i]].first
+        task = allocations[jobs[i]].first
         for p in range(first[i], first[i + 1]):
             role[p] = tasks[task].role
             group[p] = tasks[task].group
@@ -316,14 +316,14 @@ def _gather(held: Records, tasks: Records, jobs: Ints) -> tuple[Ints, NDArray[np
 
 
 @kernel
-def _nodes(held: Records, tasks: Records, jobs: Ints) -> Ints:
+def _nodes(allocations: Records, tasks: Records, jobs: Ints) -> Ints:
     """Return where in the pool the tasks of some jobs are, (P,) in the order of `Book.of`."""
     n = 0
     for turn in range(2):
         nodes = np.empty(n, np.int32)
         n = 0
         for job in jobs:
-            task = held[job].first
+            task = allocations[job].first
             while task >= 0:
                 if turn:
                     nodes[n] = task
@@ -333,14 +333,14 @@ def _nodes(held: Records, tasks: Records, jobs: Ints) -> Ints:
 
 
 @kernel
-def _add_held_of_all(held: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
+def _credit_all(allocations: Records, tasks: Records, demand: Floats, jobs: Ints, free: Floats) -> None:
     for i in range(len(jobs)):
         job = jobs[i]
-        partner = held[job].partner
+        partner = allocations[job].partner
         share = 1.0  # of a pair, the second one gives the GPUs back
         if partner >= 0:
             share = 1.0 if _among(jobs, i, partner) else 0.0
-        add_held(held, tasks, demand, job, free, share)
+        credit(allocations, tasks, demand, job, free, share)
 
 
 @inner

@@ -22,7 +22,9 @@ MAX_DECISIONS: Final = 10_000_000
 """The most decisions that slots cut a trace into: ten million take a core minutes before any scheduler has worked."""
 
 
-def whole(where: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multiple_of: int = 1, **given: object) -> None:
+def whole(
+    where: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multiple_of: int = 1, **arguments: object
+) -> None:
     """Check that arguments are whole numbers in range.
 
     Raises
@@ -30,7 +32,7 @@ def whole(where: str, *, at_least: int = 1, at_most: int = MAX_MACHINES, multipl
     InputError
         Naming the function, the argument, its value and what was expected.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else -1
         if not at_least <= number <= at_most or number % multiple_of:
             multiple = f", a multiple of {multiple_of}" if multiple_of > 1 else ""

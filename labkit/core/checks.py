@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.book import Records, add_held, charge, takes
+from labkit.core.book import Records, charge, credit, takes
 from labkit.core.devices import is_set_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Amounts, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
@@ -18,20 +18,20 @@ SINGLE = 1e-5
 
 @inner
 def _check_jobs(
-    set_jobs: Ints, phases: Records, over: int, held: Records, tasks: Records, demand: Floats, trial: Floats,
+    set_jobs: Ints, phases: Records, over: int, allocations: Records, tasks: Records, demand: Floats, trial: Floats,
     first_row: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with the jobs of a placement; give back in `trial` what they hold."""
+    """Return the fault of the jobs of a placement; give back in `trial` what they hold."""
     for j in set_jobs:
         if j < 0 or j >= len(phases) or not (0 < phases[j].phase < over):
             return NO_SUCH_JOB, j
         if first_row[j] != -1:
             return SET_TWICE, j
-        old = held[j].partner
+        old = allocations[j].partner
         if old < 0:
-            add_held(held, tasks, demand, j, trial, 1.0)
+            credit(allocations, tasks, demand, j, trial, 1.0)
         else:  # the second of a pair gives their GPUs back
-            add_held(held, tasks, demand, j, trial, 1.0 if first_row[old] != -1 else 0.0)
+            credit(allocations, tasks, demand, j, trial, 1.0 if first_row[old] != -1 else 0.0)
         first_row[j] = -2
     return OK, -1
 
@@ -40,7 +40,7 @@ def _check_jobs(
 def _check_pairs(
     set_jobs: Ints, partner: Ints, n_jobs: int, demand: Floats, first_row: Ints, mate: Ints
 ) -> tuple[int, int]:
-    """Return what is wrong with the pairs of a placement; note each job's partner (N,)."""
+    """Return the fault of the pairs of a placement; note each job's partner (N,)."""
     for i in range(len(partner)):
         mate[set_jobs[i]] = partner[i]
     for i in range(len(partner)):
@@ -83,9 +83,9 @@ def _together(
 
 
 @inner
-def amount_of(given: Amounts, row: int) -> float:
-    """Return what a row of a placement gives each of its tasks, NaN: as declared."""
-    return given[row] if len(given) else np.nan
+def amount_of(amounts: Amounts, row: int) -> float:
+    """Return the amount that a row of a placement gives each of its tasks, NaN: as declared."""
+    return amounts[row] if len(amounts) else np.nan
 
 
 @inner
@@ -113,15 +113,15 @@ def _fits(trial: Floats, demand: Floats, cpus: float, memory_gb: float) -> bool:
 @kernel
 def check(  # noqa: C901 - one pass over a kernel's rows, a branch for each fault
     set_jobs: Ints, partner: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
-    memory_gb: Amounts, devices: Ints, phases: Records, over: int, held: Records, tasks: Records, free: Floats,
+    memory_gb: Amounts, devices: Ints, phases: Records, over: int, allocations: Records, tasks: Records, free: Floats,
     demand: Floats, up: Bools, group_machine: Ints, first_row: Ints, mate: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """Return what is wrong with a placement, and with which job or row; note the first row of each job (else -2).
+    """Return the fault of a placement, and its job or row; note the first row of each job (else -2).
 
     `phases` are records with a field `phase`: 0 for jobs that have not arrived, `over` for those that are over.
     """
     trial = free.copy()
-    fault, where = _check_jobs(set_jobs, phases, over, held, tasks, demand, trial, first_row)
+    fault, where = _check_jobs(set_jobs, phases, over, allocations, tasks, demand, trial, first_row)
     if fault == OK and len(partner):
         fault, where = _check_pairs(set_jobs, partner, len(phases), demand, first_row, mate)
     if fault != OK:

@@ -26,7 +26,7 @@ _OF_A_JOB = {
 
 
 def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster: Cluster, free: Floats) -> str:
-    """Return what is wrong, with the job or the row that `checks.check` found, and how to mend it."""
+    """Return the fault of the job or row that `checks.check` found, and its remedy."""
     if fault in _OF_A_JOB or fault == checks.UNLIKE:
         among = placement.set_jobs == where
         partner = int(placement.partner[among][0]) if len(placement.partner) and among.any() else -1
@@ -45,7 +45,7 @@ def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster:
         )
     job = jobs.id[int(placement.job[where])]
     if fault == checks.BAD_AMOUNT:
-        given = ", ".join(_given(placement, where))
+        given = ", ".join(_amounts_in_words(placement, where))
         return (
             f"row {where} of the placement gives each task of job {job} {given}; expected finite amounts > 0, or NaN "
             "for what was declared."
@@ -60,12 +60,12 @@ def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster:
     )
 
 
-def _given(placement: Placement, row: int) -> list[str]:
+def _amounts_in_words(placement: Placement, row: int) -> list[str]:
     """Return the amounts that a row gives each of its tasks, in words; none where it gives what was declared."""
     columns = ((placement.cpus, "cores"), (placement.memory_gb, "GB"))
-    return [f"{given[row]:g} {unit}" for given, unit in columns if len(given) and not np.isnan(given[row])]
+    return [f"{amount[row]:g} {unit}" for amount, unit in columns if len(amount) and not np.isnan(amount[row])]
 
 
 def _of_each(placement: Placement, row: int) -> str:
-    given = _given(placement, row)
-    return f" of {' and '.join(given)} each" if given else ""
+    amounts = _amounts_in_words(placement, row)
+    return f" of {' and '.join(amounts)} each" if amounts else ""

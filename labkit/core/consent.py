@@ -41,7 +41,7 @@ class Outside:
     """SHA-256 of the bytes that are used."""
 
     def __str__(self) -> str:
-        """Say it in a line, for a question or an error."""
+        """Return it as a line, for a question or an error."""
         at = "" if self.place in self.name else f" in {self.place}"
         return printable(f"{self.what} {shortened(self.name)}{at} (SHA-256 {self.digest[:16]})")
 
@@ -137,8 +137,8 @@ def _written() -> Iterator[Outside]:
                 yield Outside(**json.loads(line))
 
 
-def _refusal(thing: Outside, known: Iterable[Outside]) -> str:
-    earlier = any((one.what, one.name, one.place) == (thing.what, thing.name, thing.place) for one in known)
+def _refusal(thing: Outside, agreed: Iterable[Outside]) -> str:
+    earlier = any((one.what, one.name, one.place) == (thing.what, thing.name, thing.place) for one in agreed)
     why = "has changed since you agreed to it" if earlier else "is not labkit's own, and you have not begun it"
     return f"a stored record names the {thing}, which {why}; look at it, and add --trust (trust=True) to use it."
 

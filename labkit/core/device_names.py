@@ -138,7 +138,7 @@ def part_of(resource: str) -> float | None:
     return 1.0 if GPU_RESOURCE.search(resource) else None
 
 
-def gpus_asked(amounts: Mapping[str, float]) -> float:
+def requested_gpus(amounts: Mapping[str, float]) -> float:
     """Return the GPUs of a container by its resources.
 
     >>> gpus_asked({"nvidia.com/gpu": 2, "cpu": 8}), gpus_asked({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})

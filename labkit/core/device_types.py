@@ -115,7 +115,7 @@ def _meets(demand: str, device_type: str, kind: GpuKind) -> bool:
 
 
 def _part(jobs: Jobs) -> Floats:
-    """Return what part of a GPU's memory a worker has, (N,): that of its part of the GPU."""
+    """Return the part of a GPU's memory that a worker has, (N,): that of its part of the GPU."""
     part: Floats = np.where(jobs.worker_demand[:, GPUS] > 0, np.minimum(jobs.worker_demand[:, GPUS], 1.0), 1.0)
     return part
 

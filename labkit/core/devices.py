@@ -95,7 +95,7 @@ def refuse_slices(cluster: Cluster) -> None:
 
 
 def widened(capacity: Floats, n: int) -> Floats:
-    """Return what empty groups offer (G, R) with n columns more: what they have of each GPU, a new array.
+    """Return the capacity of groups (G, R) with n columns more: that of each GPU, a new array.
 
     >>> widened(np.array([[2.0, 8.0, 64.0]]), 3).tolist()
     [[2.0, 8.0, 64.0, 1.0, 1.0, 0.0]]
@@ -158,7 +158,7 @@ def best_device(free: Floats, first: int, gpus: float) -> int:
 
 @inner
 def use_devices(free: Floats, first: int, gpus: float, n: int) -> bool:
-    """Take the GPUs of n tasks out of a row by best fit, in the order of GPUs; tell whether there were enough."""
+    """Take the GPUs of n tasks out of a row by best fit, in the order of GPUs; return whether there were enough."""
     for _ in range(n if is_part(gpus) else int(n * gpus + 0.5)):
         d = best_device(free, first, gpus)
         if d < 0:

@@ -33,7 +33,7 @@ MOST: Final = 1e9
 """No feature is larger."""
 
 FEATURES: Final = ("slots run", "epochs left", "dominant share", "workers", "parameter servers")
-"""What is seen of each job beside its model."""
+"""Features of each job beside its model."""
 
 JOB: Final = np.dtype(
     [
@@ -66,7 +66,7 @@ EPISODE: Final = np.dtype(
         ("n_arrived", np.int32),
         ("n_done", np.int32),
         ("n_active", np.int32),
-        ("n_seen", np.int32),
+        ("n_observed", np.int32),
         ("n_quiet", np.int32),
         ("stalled", np.bool_),
         ("now_s", np.float64),
@@ -104,24 +104,24 @@ class Batch(NamedTuple):
     pair_of: Ints
     """(B, N) the pair of each job."""
     kind: Ints
-    asked: Ints
+    requested: Ints
     most: Ints
-    """`kind`, `asked` and `most`: (B, N, 2) of each job by role: kind of task, tasks asked for, most useful tasks."""
+    """`kind`, `requested` and `most`: (B, N, 2) of each job by role: its kind of task, requested and most tasks."""
     n: Ints
-    n_held: Ints
-    """`n` and `n_held`: (B, N, 2) tasks of each job by role: of this slot, and since the last one."""
-    given: NDArray[np.int16]
-    held: NDArray[np.int16]
-    """`given` and `held`: (B, N, 2, G) the same by device group."""
+    n_before: Ints
+    """`n` and `n_before`: (B, N, 2) tasks of each job by role: of this slot, and since the last one."""
+    placed: NDArray[np.int16]
+    placed_before: NDArray[np.int16]
+    """`placed` and `placed_before`: (B, N, 2, G) the same by device group."""
     free: Floats
     """(B, G, R) what no task of this slot holds."""
     first: Ints
     """(B, K) the first group with room for a task of a kind; G: none."""
     active: Ints
     """(B, N) numbers of the active jobs, by arrival."""
-    seen: NDArray[np.float32]
+    observation: NDArray[np.float32]
     mask: Bools
-    """`seen` and `mask`: (B, J, F) and (B, 3 J + 1) what a policy sees, and the actions that find room."""
+    """`observation` and `mask`: (B, J, F) and (B, 3 J + 1) what a policy sees, and the actions that find room."""
 
 
 def empty(
@@ -133,7 +133,7 @@ def empty(
     n_workers: int,
     n_resources: int,
     *,
-    n_seen: int,
+    n_observed: int,
     n_features: int,
 ) -> Batch:
     """Return arrays for B episodes of up to N jobs on up to G groups, with grids of (M, P, W) speeds, J and F of it."""
@@ -149,14 +149,14 @@ def empty(
         there=np.zeros((n_envs, n_resources)),
         malleable=np.zeros((n_envs, n_jobs), np.bool_),
         pair_of=np.zeros((n_envs, n_jobs), np.int32),
-        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "asked", "most", "n", "n_held")},
-        given=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
-        held=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
+        **{name: np.zeros((n_envs, n_jobs, 2), np.int32) for name in ("kind", "requested", "most", "n", "n_before")},
+        placed=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
+        placed_before=np.zeros((n_envs, n_jobs, 2, n_groups), np.int16),
         free=np.zeros((n_envs, n_groups, n_resources)),
         first=np.zeros((n_envs, 2 * n_jobs), np.int32),
         active=np.zeros((n_envs, n_jobs), np.int32),
-        seen=np.zeros((n_envs, n_seen, n_features), np.float32),
-        mask=np.zeros((n_envs, 3 * n_seen + 1), np.bool_),
+        observation=np.zeros((n_envs, n_observed, n_features), np.float32),
+        mask=np.zeros((n_envs, 3 * n_observed + 1), np.bool_),
     )
 
 
@@ -201,7 +201,7 @@ def sort_pairs(batch: Batch, b: int) -> None:
 @kernel
 def begin_slot(batch: Batch, b: int) -> None:
     """Clear the cluster, and show the active jobs."""
-    episode, jobs, seen = batch.episode[b], batch.job[b], batch.seen[b]
+    episode, jobs, features = batch.episode[b], batch.job[b], batch.observation[b]
     fill_rows(batch.free[b], batch.capacity[b, : episode.n_groups])
     episode.n_active = 0
     for j in range(episode.n_arrived):
@@ -209,17 +209,17 @@ def begin_slot(batch: Batch, b: int) -> None:
             batch.active[b, episode.n_active] = j
             episode.n_active += 1
             batch.n[b, j] = 0
-            batch.given[b, j, :, : episode.n_groups] = 0
-    episode.n_seen = min(episode.n_active, len(seen))
-    seen[:] = 0.0
-    at = seen.shape[1] - N_FEATURES
-    for i in range(episode.n_seen):
+            batch.placed[b, j, :, : episode.n_groups] = 0
+    episode.n_observed = min(episode.n_active, len(features))
+    features[:] = 0.0
+    at = features.shape[1] - N_FEATURES
+    for i in range(episode.n_observed):
         job = jobs[batch.active[b, i]]
         left = believed_left(job.total_steps, job.total_steps - steps_at(job, episode.now_s))
         if job.model >= 0:
-            seen[i, job.model] = 1.0
-        seen[i, at] = job.n_slots_run
-        seen[i, at + 1] = min(left / job.steps_per_epoch, MOST)
+            features[i, job.model] = 1.0
+        features[i, at] = job.n_slots_run
+        features[i, at + 1] = min(left / job.steps_per_epoch, MOST)
     for k in range(episode.n_kinds):
         batch.first[b, k] = 0
         _move_on(batch.first, batch.usable, batch.free, batch.demand, b, k, episode.n_groups)
@@ -257,7 +257,7 @@ def _look(batch: Batch, b: int) -> bool:
         one, other = first[b, worker] < n_groups, first[b, ps] < n_groups
         both = one and other
         if both and first[b, worker] == first[b, ps]:
-            both = _fits_beside(first, batch.usable, batch.free, batch.demand, b, worker, ps, n_groups)
+            both = _ps_fits_after_worker(first, batch.usable, batch.free, batch.demand, b, worker, ps, n_groups)
         changed |= one != finds[b, k, WORKER] or other != finds[b, k, PS] or both != finds[b, k, BOTH]
         finds[b, k, WORKER], finds[b, k, PS], finds[b, k, BOTH] = one, other, both
     return changed
@@ -278,7 +278,7 @@ def _mark(batch: Batch, b: int, i: int) -> None:
 @inner
 def mark_all(batch: Batch, b: int) -> None:
     """Mark the actions that find room."""
-    for i in range(batch.episode[b].n_seen):
+    for i in range(batch.episode[b].n_observed):
         j = batch.active[b, i]
         _mark(batch, b, i)
         if not batch.malleable[b, j]:
@@ -286,7 +286,7 @@ def mark_all(batch: Batch, b: int) -> None:
 
 
 @inner
-def _fits_beside(
+def _ps_fits_after_worker(
     first: Ints, usable: Bools, free: Floats, demand: Floats, b: int, worker: int, ps: int, n_groups: int
 ) -> bool:
     """Return whether a PS finds room after a worker has gone to the first group that holds either."""
@@ -305,7 +305,7 @@ def _fits_beside(
 def _fits_whole(batch: Batch, b: int, j: int) -> bool:
     """Return whether all tasks that a rigid job asks for find room, workers first."""
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
-    n_workers, n_ps = batch.asked[b, j, WORKER], batch.asked[b, j, PS]
+    n_workers, n_ps = batch.requested[b, j, WORKER], batch.requested[b, j, PS]
     for g in range(batch.episode[b].n_groups):
         n = _room(batch, b, g, worker, n_workers, worker, 0)
         n_workers -= n
@@ -340,7 +340,7 @@ def put(batch: Batch, b: int, i: int, what: int) -> bool:
     j = batch.active[b, i]
     for role in range(2):
         if what in (role, BOTH):
-            n = 1 if batch.malleable[b, j] else batch.asked[b, j, role]
+            n = 1 if batch.malleable[b, j] else batch.requested[b, j, role]
             _place(batch, b, j, role, n)
     for k in range(batch.episode[b].n_kinds):
         _move_on(batch.first, batch.usable, batch.free, batch.demand, b, k, batch.episode[b].n_groups)
@@ -360,18 +360,18 @@ def _place(batch: Batch, b: int, j: int, role: int, n: int) -> None:
         g = first[b, kind]
         for r in range(free.shape[2]):
             free[b, g, r] -= demand[b, kind, r]
-        batch.given[b, j, role, g] += 1
+        batch.placed[b, j, role, g] += 1
         batch.n[b, j, role] += 1
 
 
 @inner
 def _show(batch: Batch, b: int, i: int) -> None:
     """Show what the job in row i holds."""
-    seen, demand, j = batch.seen, batch.demand, batch.active[b, i]
+    features, demand, j = batch.observation, batch.demand, batch.active[b, i]
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
     n_workers, n_ps, share = batch.n[b, j, WORKER], batch.n[b, j, PS], 0.0
     for r in range(demand.shape[2]):
         held = n_workers * demand[b, worker, r] + n_ps * demand[b, ps, r]
         share = max(share, held / max(batch.there[b, r], 1e-12))
-    at = seen.shape[2] - 3
-    seen[b, i, at], seen[b, i, at + 1], seen[b, i, at + 2] = share, n_workers, n_ps
+    at = features.shape[2] - 3
+    features[b, i, at], features[b, i, at + 1], features[b, i, at + 2] = share, n_workers, n_ps

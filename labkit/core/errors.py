@@ -98,9 +98,9 @@ class ComparisonError(LabkitError, RuntimeError):
     """Schedulers failed in a comparison; `failed` maps their names to errors, `records` are those of the others."""
 
     def __init__(self, failed: Mapping[str, Exception], records: Sequence[Any]) -> None:
-        told = "; ".join(f"{name}: {_said(error)}" for name, error in failed.items())
+        message = "; ".join(f"{name}: {_message(error)}" for name, error in failed.items())
         kept = f"; the records of the {len(records)} others are in .records" if records else ""
-        super().__init__(f"{len(failed)} of {len(failed) + len(records)} schedulers failed: {told}{kept}")
+        super().__init__(f"{len(failed)} of {len(failed) + len(records)} schedulers failed: {message}{kept}")
         self.failed, self.records = dict(failed), list(records)
 
 
@@ -112,10 +112,10 @@ class StoppedError(LabkitError, RuntimeError):
     """A user stopped the run; what had not come out by then did not happen."""
 
 
-def _said(error: Exception) -> str:
-    """Return what an error of labkit's says; of any other, its kind too."""
-    said = str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
-    return said + raised_at(error)
+def _message(error: Exception) -> str:
+    """Return the message of an error of labkit's; of any other, its type too."""
+    message = str(error) if isinstance(error, LabkitError) else f"{type(error).__name__}: {error}"
+    return message + raised_at(error)
 
 
 MOST_NAMED: Final = 10

@@ -237,7 +237,7 @@ def fell_back(doubts: Ints, *, time_s: float) -> Events:
 
 
 def asides(placement: Placement, happened: Events, *, time_s: float) -> list[Events]:
-    """Return what is to be told beside what a decision changed: fallbacks, goals given up, gangs that were cut."""
+    """Return the events beside the changes of a decision: fallbacks, relaxed goals, gangs that were cut."""
     parts = [fell_back(placement.doubts, time_s=time_s)] if len(placement.doubts) else []
     if len(placement.relaxed):
         parts.append(relaxed(placement.relaxed, time_s=time_s))

@@ -90,7 +90,7 @@ def refuse_circles(jobs: Jobs, child: Ints, parent: Ints) -> None:
 
 
 def rules_of_jobs(jobs: Jobs) -> list[str]:
-    """Return what of a gate holds for the jobs of a run, a sentence for its header."""
+    """Return the rules of a gate for the jobs of a run, a sentence for its header."""
     child, _ = _edges(jobs)
     begins, limited = int(np.isfinite(jobs.begin_s).sum()), int((jobs.at_most > 0).sum())
     parts = [

@@ -136,7 +136,7 @@ def refuse_geometry(profiles: Sequence[str], *, memory_gb: float = nan, where: s
 def slices_of(
     sockets: Sequence[tuple[float, float, float]], profiles: Sequence[str], device_type: str
 ) -> list[tuple[tuple[float, float, float], str]]:
-    """Return what device groups a machine has whose GPUs are all cut alike, with the device type of each.
+    """Return the device groups of a machine whose GPUs are all cut alike, with the device type of each.
 
     Cores and memory of a socket go to its slices in proportion to their compute.
 

@@ -46,7 +46,7 @@ class HostRules:
     """Seconds after its arrival from which on a gang that waits for few machines may be split; inf: never."""
     parts: tuple[Bools, ...] = ()
     """(G,) device groups of the parts of the cluster that share no job, several only where partitions divide it."""
-    said: str = ""
+    description: str = ""
     """The rules in words, for headers."""
 
     @classmethod
@@ -84,11 +84,15 @@ class HostRules:
         if not row.any() and not spread.any():
             return None
         used = [sets[r] for r in np.unique(row).tolist()]
-        said = _in_words(spread, several=tasks > 1, wait_s=wait_s)
+        description = _in_words(spread, several=tasks > 1, wait_s=wait_s)
         if n := len(np.unique(row[row > 0])):
             what = "partition" + " or constraint" * bool((jobs.constraint != "").any())
-            said += f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their {what} (of {n})"
-        return cls(np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), said)
+            description += (
+                f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their {what} (of {n})"
+            )
+        return cls(
+            np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), description
+        )
 
     @property
     def limited(self) -> bool:

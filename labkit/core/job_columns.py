@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.book import Records
 from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import Quantity, Role
 from labkit.core.ledger import DONE, HOLDING, Ledger
@@ -34,14 +33,14 @@ class JobView:
     speed: float
 
 
-def _declared(column: str, told: str) -> cached_property[Any]:
+def _declared(column: str, doc: str) -> cached_property[Any]:
     """Return a column of what was declared, gathered for the active jobs."""
 
     def gather(jobs: JobColumns) -> NDArray[Any]:
         gathered: NDArray[Any] = getattr(jobs._jobs, column)[jobs.number]
         return gathered
 
-    gather.__doc__ = told
+    gather.__doc__ = doc
     return cached_property(gather)
 
 
@@ -49,8 +48,9 @@ class JobColumns:
     """Columns over the J active jobs, in order of arrival.
 
     A column is gathered when it is first read and kept. Names follow `labkit.core.jobs.Jobs`: each declared column
-    (`arrival_s`, `weight`, `worker_demand`, ...) is there for the active jobs. `asked_workers`, `asked_ps` are the gang
-    that was asked for; `n_workers`, `n_ps` what a job holds now.
+    (`arrival_s`, `weight`, `worker_demand`, ...) is there for the active jobs. `requested_workers`,
+    `requested_ps` are the
+    requested gang; `n_workers`, `n_ps` what a job holds now.
     """
 
     def __init__(self, ledger: Ledger, now_s: float, *, number: Ints | None = None) -> None:
@@ -71,9 +71,8 @@ class JobColumns:
         column: NDArray[Any] = self._fresh().belief[field][self.number]
         return column
 
-    def _held(self, field: str) -> Ints:
-        held: Records = self._fresh().book.held
-        column: Ints = held[field][self.number]
+    def _allocation(self, field: str) -> Ints:
+        column: Ints = self._fresh().book.allocations[field][self.number]
         return column
 
     def __len__(self) -> int:
@@ -105,14 +104,14 @@ class JobColumns:
     samples_per_step: cached_property[Floats] = _declared(
         "samples_per_step", "(J,) samples that a step trains on; NaN: a step is a parameter update."
     )
-    duration_s: cached_property[Floats] = _declared("duration_s", "(J,) seconds with the asked gang.")
-    asked_workers: cached_property[Ints] = _declared("n_workers", "(J,) workers asked for.")
-    asked_ps: cached_property[Ints] = _declared("n_ps", "(J,) parameter servers asked for.")
+    duration_s: cached_property[Floats] = _declared("duration_s", "(J,) seconds with the requested gang.")
+    requested_workers: cached_property[Ints] = _declared("n_workers", "(J,) requested workers.")
+    requested_ps: cached_property[Ints] = _declared("n_ps", "(J,) requested parameter servers.")
     max_workers: cached_property[Ints] = _declared("max_workers", "(J,) most useful workers.")
     max_ps: cached_property[Ints] = _declared("max_ps", "(J,) most useful parameter servers.")
     worker_demand: cached_property[Floats] = _declared("worker_demand", "(J, R) of one worker.")
     ps_demand: cached_property[Floats] = _declared("ps_demand", "(J, R) of one parameter server.")
-    gang_demand: cached_property[Floats] = _declared("gang_demand", "(J, R) of the asked gang.")
+    gang_demand: cached_property[Floats] = _declared("gang_demand", "(J, R) of the requested gang.")
     malleable: cached_property[Bools] = _declared("malleable", "(J,) True for jobs that train with other gangs too.")
     sync: cached_property[Bools] = _declared("sync", "(J,) True for synchronous training.")
     weight: cached_property[Floats] = _declared("weight", "(J,) shares.")
@@ -178,7 +177,7 @@ class JobColumns:
 
     @cached_property
     def remaining_s(self) -> Floats:
-        """(J,) declared seconds that are left with the asked gang."""
+        """(J,) declared seconds that are left with the requested gang."""
         return self.duration_s * (self.remaining_steps / self.total_steps)
 
     @cached_property
@@ -204,36 +203,38 @@ class JobColumns:
     @cached_property
     def n_workers(self) -> Ints:
         """(J,) workers held now."""
-        return self._held("n_workers")
+        return self._allocation("n_workers")
 
     @cached_property
     def n_ps(self) -> Ints:
         """(J,) parameter servers held now."""
-        return self._held("n_ps")
+        return self._allocation("n_ps")
 
     @cached_property
     def partner(self) -> Ints:
         """(J,) number of the job with which each one shares its GPUs; -1: none."""
-        return self._held("partner")
+        return self._allocation("partner")
 
     @cached_property
-    def held(self) -> Floats:
+    def allocated(self) -> Floats:
         """(J, R) what each job's tasks take now; of the GPUs that two jobs share, half."""
         workers = self.n_workers[:, None] * self.worker_demand
         workers[:, GPUS] *= np.where(self.partner >= 0, 0.5, 1.0)
-        held = workers + self.n_ps[:, None] * self.ps_demand
-        if self._held("n_given").any():
+        allocated = workers + self.n_ps[:, None] * self.ps_demand
+        if self._allocation("n_sized").any():
             tasks = self._fresh().book.running(self.number)
             declared = self._ledger.book.demand[tasks.role, self.number[tasks.row_job()]]
             for r, taken in ((CPUS, tasks.cpus), (MEMORY_GB, tasks.memory_gb)):
-                held[:, r] += np.bincount(tasks.row_job(), tasks.count * (taken - declared[:, r]), len(self.number))
-        return held
+                allocated[:, r] += np.bincount(
+                    tasks.row_job(), tasks.count * (taken - declared[:, r]), len(self.number)
+                )
+        return allocated
 
     @cached_property
     def dominant_share(self) -> Floats:
         """(J,) largest fraction of any resource of the cluster that each job's tasks take now, as DRF counts it."""
         there = self._ledger.cluster.capacity.sum(axis=0)
-        shares = np.divide(self.held, there, out=np.zeros_like(self.held), where=there > 0)
+        shares = np.divide(self.allocated, there, out=np.zeros_like(self.allocated), where=there > 0)
         return np.asarray(shares.max(axis=1, initial=0.0))
 
     @cached_property

@@ -57,7 +57,7 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
 
 
 def faults_of(columns: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with jobs, given their columns by name as `labkit.core.jobs.Jobs` has them, a line each."""
+    """Return the faults of jobs, given their columns by name as `labkit.core.jobs.Jobs` has them, a line each."""
     if not len(columns["arrival_s"]):
         return ["it has no jobs; a trace needs at least one"]
     checks = [(bad(columns[name]), name, expected) for name, bad, expected in _ALONE]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.columns import Columns
 from labkit.core.errors import TraceError, TruthError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.job import Job
 from labkit.core.job_faults import faults_of
 from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints, amounts
@@ -252,12 +252,12 @@ class Jobs:
     def _checked_in_order(self) -> Self:
         """Return these jobs sorted by arrival, or raise TraceError with all their faults."""
         if faults := self.faults():
-            raise TraceError(told(self.name, faults))
+            raise TraceError(fault_report(self.name, faults))
         order = np.argsort(self.arrival_s, kind="stable")
         return self if np.array_equal(order, np.arange(len(order))) else self.take(order)
 
     def faults(self) -> list[str]:
-        """Return what is wrong with these jobs, a line each."""
+        """Return the faults of these jobs, a line each."""
         return faults_of({f.name: getattr(self, f.name) for f in fields(self)})
 
     def __repr__(self) -> str:

@@ -49,5 +49,5 @@ class LaterSnapshot(Snapshot):
         return self._now.up
 
     def left_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - of those to be placed anew, and jobs that hold nothing
-        """Return what will be free, a new (G, R + D)."""
+        """Return the future free capacity, a new (G, R + D)."""
         return self._left.copy()

@@ -45,8 +45,8 @@ _LOSS, _DROPPED, _DECIDED, _MEASURED = int(Kind.LOSS), int(Kind.DROPPED), int(Ki
 _FORWARDED, _TASK_FAILED = int(Kind.FORWARDED), int(Kind.TASK_FAILED)
 HEARD_LOSS, HEARD_USE, HEARD_FORWARDED = 1, 2, 4
 
-N_SEEN, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = range(
-    10
+N_ARRIVED, N_DONE, N_HOLDING, N_ACTIVE, ACTIVE_DIRTY, FIRST_WAITING, N_WAITING, N_STARTED, WAITING_LOST, N_DECIDED = (
+    range(10)
 )
 
 
@@ -104,7 +104,7 @@ class Ledger:
             self._steps_then = np.empty(2 * len(batch))
         heard = _fold(
             batch, self.belief, self._counts, self._active, self._waiting, self.up, self._group_machine,
-            self._capacity, self.book.held, self.book.tasks, self.book.spare, self.book.left, self.book.demand,
+            self._capacity, self.book.allocations, self.book.tasks, self.book.spare, self.book.left, self.book.demand,
             self._steps_then,
         )  # fmt: skip
         if heard & HEARD_USE or (self._use is not None and self._use.knows_tasks):
@@ -142,7 +142,8 @@ class Ledger:
         }
         own |= {"up": self.up, "group_machine": self._group_machine, "capacity": self._capacity}
         return own | {
-            "held": book.held, "tasks": book.tasks, "spare": book.spare, "free": book.left, "demand": book.demand,
+            "allocations": book.allocations, "tasks": book.tasks, "spare": book.spare, "free": book.left,
+            "demand": book.demand,
             "steps_then": self._steps_then,
         }  # fmt: skip
 
@@ -166,7 +167,7 @@ class Ledger:
     @property
     def n_active(self) -> int:
         """Number of jobs that arrived and are not done."""
-        return int(self._counts[N_SEEN] - self._counts[N_DONE])
+        return int(self._counts[N_ARRIVED] - self._counts[N_DONE])
 
     def active(self) -> Ints:
         """Return the jobs that arrived and are not done, by arrival, (J,)."""
@@ -260,30 +261,38 @@ def _keep_waiting(waiting: Ints, counts: Ints, belief: Records) -> None:
 
 
 @inner
-def _settle_gpus(belief: Records, held: Records, demand: Floats, job: int, now_s: float) -> None:
+def _settle_gpus(belief: Records, allocations: Records, demand: Floats, job: int, now_s: float) -> None:
     """Bring a job's GPU-seconds up to now, and note how many GPUs it holds from now on."""
     at = belief[job]
     at.attained_gpu_s = attained_at(at, now_s)
     at.held_since_s = now_s
-    workers_gpus = gpu_share(held, job) * held[job].n_workers * demand[0, job, 0]
-    at.held_gpus = workers_gpus + held[job].n_ps * demand[1, job, 0]
+    workers_gpus = gpu_share(allocations, job) * allocations[job].n_workers * demand[0, job, 0]
+    at.held_gpus = workers_gpus + allocations[job].n_ps * demand[1, job, 0]
 
 
 @inner
 def _release(
-    belief: Records, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int, now_s: float
+    belief: Records,
+    allocations: Records,
+    tasks: Records,
+    spare: Ints,
+    free: Floats,
+    demand: Floats,
+    job: int,
+    now_s: float,
 ) -> None:
     """Give back all tasks of a job; a partner holds its GPUs alone from now on."""
-    partner = held[job].partner
-    release(held, tasks, spare, free, demand, job)
+    partner = allocations[job].partner
+    release(allocations, tasks, spare, free, demand, job)
     if partner >= 0:
-        _settle_gpus(belief, held, demand, partner, now_s)
+        _settle_gpus(belief, allocations, demand, partner, now_s)
 
 
 @kernel
 def _fold(  # noqa: C901 - one branch per kind of event
     batch: Events, belief: Records, counts: Ints, active: Ints, waiting: Ints, up: Bools, group_machine: Ints,
-    capacity: Floats, held: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, steps_then: Floats,
+    capacity: Floats, allocations: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats,
+    steps_then: Floats,
 ) -> int:  # fmt: skip
     heard = 0
     for i in range(len(batch)):
@@ -299,22 +308,22 @@ def _fold(  # noqa: C901 - one branch per kind of event
             counts[N_ACTIVE] += 1
             waiting[counts[N_WAITING]] = job
             counts[N_WAITING] += 1
-            counts[N_SEEN] += 1
+            counts[N_ARRIVED] += 1
         elif kind == _PLACED:
             if i == 0 or batch[i - 1].kind != _PLACED or batch[i - 1].job != job:
-                _release(belief, held, tasks, spare, free, demand, job, event.time_s)
-                held[job].partner = event.partner
+                _release(belief, allocations, tasks, spare, free, demand, job, event.time_s)
+                allocations[job].partner = event.partner
                 if belief[job].phase == WAITING:
                     belief[job].phase = HOLDING
                     belief[job].held_from = counts[N_DECIDED] - 1
                     counts[N_HOLDING] += 1
                     counts[N_STARTED] += 1
             hold(
-                held, tasks, spare, free, demand, job, event.role, event.group, int(event.value), event.cpus,
+                allocations, tasks, spare, free, demand, job, event.role, event.group, int(event.value), event.cpus,
                 event.memory_gb, event.task,
             )  # fmt: skip
             if i + 1 == len(batch) or batch[i + 1].kind != _PLACED or batch[i + 1].job != job:
-                _settle_gpus(belief, held, demand, job, event.time_s)
+                _settle_gpus(belief, allocations, demand, job, event.time_s)
         elif (kind >= _STARTED and kind <= _FAILED) or kind == _DROPPED:
             belief[job].steps = event.value
             belief[job].since_s = event.time_s
@@ -326,8 +335,8 @@ def _fold(  # noqa: C901 - one branch per kind of event
                 counts[N_DONE] += 1
                 counts[ACTIVE_DIRTY] = counts[WAITING_LOST] = 1
             elif kind >= _PREEMPTED:
-                _release(belief, held, tasks, spare, free, demand, job, event.time_s)
-                _settle_gpus(belief, held, demand, job, event.time_s)
+                _release(belief, allocations, tasks, spare, free, demand, job, event.time_s)
+                _settle_gpus(belief, allocations, demand, job, event.time_s)
                 counts[N_HOLDING] -= 1
                 over = counts[N_DECIDED] - (1 if kind == _PREEMPTED else 0)  # by the decision that was taken just now
                 belief[job].slots += over - belief[job].held_from

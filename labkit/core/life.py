@@ -48,7 +48,7 @@ class Profiler(Protocol):
     """Measures each kind of job on each device type."""
 
     def __call__(self, *, pairs: bool) -> Profile:
-        """Return what was measured; `pairs`: also of jobs that share their GPUs, where the speeds know of that."""
+        """Return the measurements; `pairs`: also of jobs that share their GPUs, where the speeds know of that."""
         ...
 
 
@@ -177,7 +177,7 @@ class Traits:
 
     @classmethod
     def of(cls, scheduler: object) -> Self:
-        """Return what a scheduler declares.
+        """Return the declarations of a scheduler.
 
         >>> from labkit.schedulers import make
         >>> Traits.of(make("las")).quantum_s, Traits.of(make("fifo")).quantum_s
@@ -201,7 +201,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def begin(scheduler: object, context: Context) -> None:
-    """Tell a scheduler that a run begins, if it wants to know: if it has `begin(context)`.
+    """Notify a scheduler that a run begins, if it has `begin(context)`.
 
     It forgets what it learnt of earlier runs, and measures what it needs. `simulate`, `deploy` and conformance tests
     call this; with a bare Session its owner does.
@@ -212,9 +212,9 @@ def begin(scheduler: object, context: Context) -> None:
 
 
 def begin_placer(placer: Placer, context: Context) -> Placer:
-    """Return a placer as it is in one run: what its `told(context)` returns, if it wants to know what may be known."""
-    hook = getattr(placer, "told", None)
+    """Return a placer as it is in one run: what its `for_run(context)` returns, if it has that."""
+    hook = getattr(placer, "for_run", None)
     if hook is None:
         return placer
-    told: Placer = hook(context)
-    return told
+    placer_of_run: Placer = hook(context)
+    return placer_of_run

@@ -61,7 +61,7 @@ def is_outside(name: str) -> bool:
 
 
 def find(name: str, *, what: str) -> Any:
-    """Return what a name stands for that is not labkit's own: in a file or module, or an entry point; None: neither.
+    """Return the object of a name that is not labkit's own: in a file or module, or an entry point; None: neither.
 
     Raise InputError as `load` and `loaded`.
     """
@@ -72,7 +72,7 @@ def find(name: str, *, what: str) -> Any:
 
 
 def load(name: str, *, what: str) -> Any:
-    """Return what `file.py:Name` or `package.module:Name` stands for.
+    """Return the object that `file.py:Name` or `package.module:Name` names.
 
     A file is read again where it has changed, and may import what stands beside it. For a module, the folder in which
     the program was started is looked at, too.
@@ -149,7 +149,7 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     called = f"labkit_outside_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
     if called in sys.modules:
         return sys.modules[called]
-    _look_beside(sources)
+    _add_import_path(sources)
     spec = importlib.util.spec_from_file_location(called, path)
     assert spec is not None  # it ends in .py
     module = sys.modules[called] = importlib.util.module_from_spec(spec)
@@ -163,7 +163,7 @@ def _read(file: Path, *, name: str, what: str) -> ModuleType:
     return module
 
 
-def _look_beside(sources: Sources) -> None:
+def _add_import_path(sources: Sources) -> None:
     """Let a module import what stands beside it: what is there if its name was typed, else what was consented to."""
     if consent.is_stored():
         sources.offer()
@@ -206,7 +206,7 @@ def _broken(error: Exception, which: str) -> InputError:
 
 
 def from_packages(what: str) -> Mapping[str, EntryPoint]:
-    """Return what installed packages offer of a kind, by name."""
+    """Return the entry points of a kind in installed packages, by name."""
     return _offered(GROUPS[what])
 
 
@@ -244,7 +244,7 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 def loaded(point: EntryPoint, *, what: str) -> Any:
-    """Return what an entry point stands for; InputError if it cannot be imported; in one line."""
+    """Return the object of an entry point; InputError if it cannot be imported; in one line."""
     if point.dist is not None and not _is_own(point):
         package = f"{point.dist.name} {point.dist.version}"
         digest = consent.digest_of([(point.name, f"{package} {point.value}".encode())])

@@ -89,7 +89,7 @@ def decode(data: bytes) -> tuple[dict[str, Column], dict[str, str]]:
 
     Raise ParquetError if it is cut short or damaged, or pyarrow is needed and missing.
     """
-    with _told():
+    with _as_parquet_error():
         if data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
             raise ParquetError("it does not begin and end as one")
         if not data[-len(AUTHOR) - 9 :].startswith(AUTHOR):  # the end of a structure, a size and MAGIC follow
@@ -111,7 +111,7 @@ def decode_frame(data: bytes) -> tuple[pd.DataFrame, dict[str, str]]:
     import pandas as pd
 
     columns, notes = decode(data)
-    with _told():
+    with _as_parquet_error():
         values = {
             name: np.array([*column.names, None], dtype=object)[column.codes] if isinstance(column, Texts) else column
             for name, column in columns.items()
@@ -127,7 +127,7 @@ def _column_of(column: pd.Series[Any]) -> Column:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_parquet_error() -> Iterator[None]:
     """Turn whatever a damaged file leads to into a ParquetError of one line."""
     try:
         yield
@@ -233,7 +233,7 @@ def _read_codes(page: bytes, n: int, n_names: int) -> NDArray[np.int32]:
 
 
 def _run_head(n: int) -> bytes:
-    """Return what stands before a run of `n` values that are packed in groups of eight."""
+    """Return the header of a run of `n` values that are packed in groups of eight."""
     return _varint(-(-n // 8) << 1 | 1)
 
 

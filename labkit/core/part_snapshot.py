@@ -60,7 +60,7 @@ class PartSnapshot(AdmittedSnapshot):
         return up
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left on its machines if these jobs held nothing, a new (G, R + D)."""
+        """Return the capacity that would be left on its machines without these jobs, a new (G, R + D)."""
         return self._only_here(self.whole.left_without(jobs))
 
     def _only_here(self, amounts: Floats) -> Floats:

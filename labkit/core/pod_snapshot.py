@@ -86,7 +86,7 @@ class PodSnapshot(PartSnapshot):
         return np.flatnonzero(near[network.link_from] & near[network.link_to]).astype(np.int32)
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left in the pod if these jobs held nothing, a new (G, R + D)."""
+        """Return the capacity that would be left in the pod without these jobs, a new (G, R + D)."""
         left = self.whole.left_without(jobs)
         if self.trial is not None:
             left += self.trial.book.free - self.whole.left
@@ -107,10 +107,10 @@ class PodSnapshot(PartSnapshot):
         return self.trial.running(asked[self.holds(asked)])
 
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
-        """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
+        """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
         if self.trial is None:
             return super().tasks_of(jobs)
-        return _held(self.trial.running(jobs))
+        return _task_columns(self.trial.running(jobs))
 
     def devices_of(self, jobs: Ints) -> Ints:
         """Return the sets of GPUs that the tasks of some jobs have, (P,) in the order of `tasks_of`; -1: not told."""
@@ -126,35 +126,35 @@ class PodSnapshot(PartSnapshot):
         return they.cpus.astype(np.float32), they.memory_gb.astype(np.float32)
 
     @property
-    def held_by_all(self) -> Records:
-        """(N,) what each job of the run holds, as `labkit.core.book.HELD` has it; for reading only."""
-        held = super().held_by_all
+    def allocations(self) -> Records:
+        """(N,) what each job of the run holds, as `labkit.core.book.ALLOCATION` has it; for reading only."""
+        allocations = super().allocations
         if self.trial is not None:
-            held = held.copy()
-            held["n_workers"], held["n_ps"] = self.trial.n_workers, self.trial.n_ps
-            held.flags.writeable = False
-        return held
+            allocations = allocations.copy()
+            allocations["n_workers"], allocations["n_ps"] = self.trial.n_workers, self.trial.n_ps
+            allocations.flags.writeable = False
+        return allocations
 
 
 def _belonging(whole: Snapshot, machines: Bools, *, pod: int, trial: Trial | None) -> Ints:
     """Return the active jobs that hold tasks on a pod's machines, and those that belong there and hold none."""
     active = whole.jobs.number
-    first, _, group, _ = whole.tasks_of(active) if trial is None else _held(trial.running(active))
+    first, _, group, _ = whole.tasks_of(active) if trial is None else _task_columns(trial.running(active))
     here = np.zeros(len(active), np.bool_)
     rows = np.repeat(np.arange(len(active)), np.diff(first))
     here[rows[machines[whole.cluster.group_machine[group]]]] = True
     holding = np.diff(first) > 0
-    mine: Ints = active[here | (~holding & (whole.pod_of(active) == pod))]
-    return mine
+    members: Ints = active[here | (~holding & (whole.pod_of(active) == pod))]
+    return members
 
 
-def _held(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
+def _task_columns(they: Running) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
     return they.first, they.role, they.group, they.count
 
 
 @lru_cache(maxsize=256)
 def offered_in(cluster: Cluster, pod: int) -> Floats:
-    """Return what the device groups of a pod have when they are empty, (G, R), 0 outside; for reading only."""
+    """Return the capacity of a pod's device groups, (G, R), 0 outside; for reading only."""
     inside = cluster.partition[cluster.group_machine] == pod
     offered: Floats = np.where(inside[:, None], cluster.capacity, 0.0)
     offered.flags.writeable = False

@@ -90,7 +90,7 @@ class UseModel(Protocol):
     """A speed model that also knows what tasks use: what the simulator measures comes from it."""
 
     def use(self, running: Running) -> TaskUse:
-        """Return what the tasks of running jobs use at the speeds that the model gives them."""
+        """Return the use of the tasks of running jobs at the speeds that the model gives them."""
         ...
 
 
@@ -101,7 +101,7 @@ class TroubleModel(UseModel, Protocol):
     troubles: bool
 
     def each(self, running: Running) -> EachTask:
-        """Return what every single task uses."""
+        """Return the use of every single task."""
         ...
 
 
@@ -124,7 +124,7 @@ class Scheduler(Protocol):
     """Decides how much each job gets, from what a real scheduler could know."""
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return what should change; the same snapshot gives the same answer."""
+        """Return the changes to make; the same snapshot gives the same answer."""
         ...
 
 

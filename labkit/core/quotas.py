@@ -56,18 +56,18 @@ class Quotas:
                 raise InputError(f"the quota of '{user}' is {most!r}; expected a number of GPUs >= 0.")
 
     @classmethod
-    def of(cls, said: Quotas | Mapping[str, float] | str | Path) -> Self:
+    def of(cls, source: Quotas | Mapping[str, float] | str | Path) -> Self:
         """Return quotas of a mapping, of a text such as "vision=8,*=4", or of a TOML file with a table [quota].
 
         Raise InputError if it is none of them.
         """
-        if isinstance(said, Quotas):
-            return cls(said.gpus)
-        if isinstance(said, Mapping):
-            return cls(dict(said))
-        if "=" in str(said):
-            return cls(_parsed(str(said)))
-        return cls(read_table(Path(said), key="quota", what="quotas", expected=EXPECTED))
+        if isinstance(source, Quotas):
+            return cls(source.gpus)
+        if isinstance(source, Mapping):
+            return cls(dict(source))
+        if "=" in str(source):
+            return cls(_parsed(str(source)))
+        return cls(read_table(Path(source), key="quota", what="quotas", expected=EXPECTED))
 
     def limits(self, jobs: Jobs) -> Floats:
         """Return the most GPUs of each user of some jobs, (U,); inf: no limit.
@@ -148,7 +148,7 @@ class AdmissionControl:
         jobs = placement.set_jobs
         if not len(jobs) or ((jobs < 0) | (jobs >= len(self._user))).any():
             return placement  # the backend says what is wrong
-        waits = self._held(jobs) == 0
+        waits = self._allocated_gpus(jobs) == 0
         hidden = waits & ~np.isin(jobs, self.admitted(able=able))
         count = placement.count.copy()
         count[np.isin(placement.job, jobs[hidden])] = 0
@@ -163,7 +163,7 @@ class AdmissionControl:
         """Return by how much each user's GPUs exceed the quota after a placement with other counts, (U,)."""
         active = self._ledger.active()
         stay = active[~np.isin(active, jobs)]
-        after = self._by_user(stay, self._held(stay))
+        after = self._by_user(stay, self._allocated_gpus(stay))
         after += self._by_user(placement.job, self._gpus[placement.role, placement.job] * count)
         excess: Floats = after - self._limit
         return excess
@@ -171,7 +171,7 @@ class AdmissionControl:
     def _cut(self, placement: Placement, count: Ints, *, user: int, over: float) -> None:
         """Take tasks with GPUs from rows of a user's jobs, the last first: growth, then starts, then the rest."""
         gpus = self._gpus[placement.role, placement.job]
-        for keep in (self._gang, self._held(np.arange(len(self._user), dtype=np.int32))):
+        for keep in (self._gang, self._allocated_gpus(np.arange(len(self._user), dtype=np.int32))):
             for row in np.flatnonzero((self._user[placement.job] == user) & (gpus > 0) & (count > 0))[::-1]:
                 job = placement.job[row]
                 has = float((gpus * count)[placement.job == job].sum())
@@ -186,8 +186,8 @@ class AdmissionControl:
     def _only(self, placement: Placement, count: Ints) -> Placement:
         """Return the placement with these counts, and the reasons; a job that would start below its gang does not."""
         fewer = np.unique(placement.job[count < placement.count])
-        given = np.bincount(placement.job, self._gpus[placement.role, placement.job] * count, len(self._user))
-        gone = fewer[(self._held(fewer) == 0) & (given[fewer] < self._gang[fewer] - SLACK)]
+        granted = np.bincount(placement.job, self._gpus[placement.role, placement.job] * count, len(self._user))
+        gone = fewer[(self._allocated_gpus(fewer) == 0) & (granted[fewer] < self._gang[fewer] - SLACK)]
         rows = (count > 0) & ~np.isin(placement.job, gone)
         kept = ~np.isin(placement.set_jobs, gone)
         reasons = [
@@ -202,10 +202,10 @@ class AdmissionControl:
             group=placement.group[rows], count=count[rows], reasons=(*placement.reasons, *reasons), **sets, **of_rows,
         )  # fmt: skip
 
-    def _held(self, jobs: Ints) -> Floats:
+    def _allocated_gpus(self, jobs: Ints) -> Floats:
         """Return the GPUs that some jobs hold."""
-        held = self._ledger.book.held[jobs]
-        gpus: Floats = held["n_workers"] * self._gpus[0, jobs] + held["n_ps"] * self._gpus[1, jobs]
+        gangs = self._ledger.book.allocations[jobs]
+        gpus: Floats = gangs["n_workers"] * self._gpus[0, jobs] + gangs["n_ps"] * self._gpus[1, jobs]
         return gpus
 
     def _by_user(self, jobs: Ints, gpus: Floats) -> Floats:
@@ -218,10 +218,10 @@ def _gangs(jobs: Jobs) -> Floats:
     return gpus
 
 
-def _parsed(said: str) -> dict[str, float]:
+def _parsed(text: str) -> dict[str, float]:
     """Return the quotas of a text."""
-    found: dict[str, float] = {}
-    for part in re.split("[,+]", said):
+    quotas: dict[str, float] = {}
+    for part in re.split("[,+]", text):
         user, equals, most = (word.strip() for word in part.rpartition("="))
         try:
             number = float(most)
@@ -229,7 +229,7 @@ def _parsed(said: str) -> dict[str, float]:
             number = math.nan
         if not (user and equals and math.isfinite(number)):
             raise InputError(f"a quota is {part.strip()!r}; {EXPECTED}.")
-        if user in found:
-            raise InputError(f"user '{user}' has two quotas, {found[user]:g} and {number:g}; give one.")
-        found[user] = number
-    return found
+        if user in quotas:
+            raise InputError(f"user '{user}' has two quotas, {quotas[user]:g} and {number:g}; give one.")
+        quotas[user] = number
+    return quotas

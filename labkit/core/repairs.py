@@ -14,7 +14,7 @@ FEWEST_TO_BALANCE = 2
 """Servers that a job must have for its blocks to be spread anew."""
 
 
-def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
+def refuse_repairs(placement: Placement, allocations: Records, jobs: Jobs) -> None:
     """Raise if a repair is not of tasks that a job holds once it is placed, or is there twice.
 
     Raise PlacementError, which names the repair and what was expected.
@@ -23,8 +23,8 @@ def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
     ----------
     placement : Placement
         Whose other columns were checked.
-    held : records
-        (N,) what each job holds before it, as `labkit.core.book.HELD` has it.
+    allocations : records
+        (N,) what each job holds before it, as `labkit.core.book.ALLOCATION` has it.
     jobs : Jobs
         Their names.
     """
@@ -35,16 +35,18 @@ def refuse_repairs(placement: Placement, held: Records, jobs: Jobs) -> None:
                 f"the placement repairs job {job}, which is not there; name only jobs of snapshot.jobs.number."
             )
         if (job, role, task, kind) in seen:
-            raise PlacementError(f"the placement has {_said(kind, role, task, jobs.id[job])} twice; once is enough.")
+            raise PlacementError(
+                f"the placement has {_in_words(kind, role, task, jobs.id[job])} twice; once is enough."
+            )
         seen.add((job, role, task, kind))
-        n = _held_then(placement, held, job)
+        n = _tasks_after(placement, allocations, job)
         if n == (0, 0):
             raise PlacementError(
                 f"the placement repairs job {jobs.id[job]}, which holds no tasks; only jobs that hold tasks can be "
                 "repaired."
             )
         if wrong := _wrong(kind, role, task, n):
-            raise PlacementError(f"the placement has {_said(kind, role, task, jobs.id[job])}; {wrong}.")
+            raise PlacementError(f"the placement has {_in_words(kind, role, task, jobs.id[job])}; {wrong}.")
 
 
 def refuse_reasons(placement: Placement, n_jobs: int) -> None:
@@ -60,17 +62,17 @@ def refuse_reasons(placement: Placement, n_jobs: int) -> None:
             )
 
 
-def _held_then(placement: Placement, held: Records, job: int) -> tuple[int, int]:
+def _tasks_after(placement: Placement, allocations: Records, job: int) -> tuple[int, int]:
     """Return how many workers and servers a job holds once it is placed."""
     if job not in placement.set_jobs:
-        return int(held["n_workers"][job]), int(held["n_ps"][job])
+        return int(allocations["n_workers"][job]), int(allocations["n_ps"][job])
     mine = placement.job == job
     n = np.bincount(placement.role[mine], placement.count[mine], len(Role)).astype(int)
     return int(n[Role.WORKER]), int(n[Role.PS])
 
 
 def _wrong(kind: int, role: int, task: int, n: tuple[int, int]) -> str:
-    """Return what is wrong with a repair of a job that holds so many workers and servers; empty: nothing."""
+    """Return the fault of a repair of a job that holds so many workers and servers; empty: none."""
     if kind == Repair.BALANCE:
         if role != Role.PS or task != -1:
             return f"expected role {int(Role.PS)} and task -1: blocks are spread over all servers"
@@ -82,7 +84,7 @@ def _wrong(kind: int, role: int, task: int, n: tuple[int, int]) -> str:
     return "" if 0 <= task < n[role] else f"it has {n[role]} tasks of that role, numbered from 0"
 
 
-def _said(kind: int, role: int, task: int, job: str) -> str:
+def _in_words(kind: int, role: int, task: int, job: str) -> str:
     """Return a repair in words."""
     what = Repair(kind).name if kind in list(Repair) else f"repair {kind}"
     return f"{what} of role {role}, task {task} of job {job}"

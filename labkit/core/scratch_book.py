@@ -133,7 +133,7 @@ def allocate(book: ScratchBook, demand: Floats, group: int, n: int) -> None:
 
 @kernel
 def allocate_if_room(book: ScratchBook, demand: Floats, runs_on: Bools, group: int, n: int) -> bool:
-    """Take n tasks of a demand (R,) out of what is free of a group if they fit; tell whether they did."""
+    """Take n tasks of a demand (R,) out of what is free of a group if they fit; return whether they did."""
     if not usable(book, runs_on, demand, group) or room(book.free[group], demand, MANY) < n:
         return False
     allocate(book, demand, group, n)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.core.binding import beside, fitting
+from labkit.core.binding import fitting, keep_running
 from labkit.core.book import Records
 from labkit.core.cluster import Cluster
 from labkit.core.errors import StaleSnapshotError
@@ -124,7 +124,7 @@ class Snapshot:
         return self.tasks_of(self.jobs.number)
 
     def tasks_of(self, jobs: Ints) -> tuple[Ints, NDArray[np.int8], Ints, Ints]:
-        """Return what some jobs hold: `first` (J + 1,), role, group, count (P,)."""
+        """Return the tasks of some jobs: `first` (J + 1,), role, group, count (P,)."""
         return self._fresh().book.of(jobs)
 
     def amounts_of(self, jobs: Ints) -> tuple[Amounts, Amounts]:
@@ -138,8 +138,8 @@ class Snapshot:
         """Return a placement without the tasks of jobs that find no GPUs; all do where none takes a part of a GPU."""
         return fitting(placement, self._fresh().book)
 
-    def beside(self, placement: Placement, jobs: Ints) -> tuple[Placement, Floats, Bools]:
-        """Return which of some jobs that run keep their places beside a placement of others, the first ones first.
+    def keep_running(self, placement: Placement, jobs: Ints) -> tuple[Placement, Floats, Bools]:
+        """Return which of some running jobs can go on beside a placement of others, the first ones first.
 
         Returns
         -------
@@ -151,7 +151,7 @@ class Snapshot:
             (C,) of each of `jobs`.
         """
         left = self.left_without(jobs)
-        placement, stays = beside(placement, jobs, self._fresh().book, left)
+        placement, stays = keep_running(placement, jobs, self._fresh().book, left)
         return placement, left, stays
 
     def devices_of(self, jobs: Ints) -> Ints:
@@ -169,15 +169,15 @@ class Snapshot:
         >>> StepTime(snapshot.table, snapshot.cluster, ...).speeds(snapshot.running())  # doctest: +SKIP
         """
         ledger = self._fresh()
-        asked = self.jobs.number if jobs is None else jobs
-        return ledger.book.running(asked[ledger.book.held["first"][asked] >= 0])
+        chosen = self.jobs.number if jobs is None else jobs
+        return ledger.book.running(chosen[ledger.book.allocations["first"][chosen] >= 0])
 
     @property
-    def held_by_all(self) -> Records:
-        """(N,) what each job of the run holds, as `labkit.core.book.HELD` has it; for reading only."""
-        held: Records = self._fresh().book.held.view()
-        held.flags.writeable = False
-        return held
+    def allocations(self) -> Records:
+        """(N,) what each job of the run holds, as `labkit.core.book.ALLOCATION` has it; for reading only."""
+        allocations: Records = self._fresh().book.allocations.view()
+        allocations.flags.writeable = False
+        return allocations
 
     @property
     def demand(self) -> Floats:
@@ -192,11 +192,11 @@ class Snapshot:
         return holding
 
     def free_without(self, jobs: Ints) -> Floats:
-        """Return what would be free if these jobs held nothing, a new (G, R)."""
+        """Return the free capacity without these jobs, a new (G, R)."""
         return self.of_resources(self.left_without(jobs))
 
     def left_without(self, jobs: Ints) -> Floats:
-        """Return what would be left if these jobs held nothing, a new (G, R + D); see `left`."""
+        """Return the capacity that would be left without these jobs, a new (G, R + D); see `left`."""
         return self._fresh().book.left_without(jobs)
 
     def pod_of(self, jobs: Ints) -> Ints:
@@ -209,7 +209,7 @@ class Snapshot:
         return self._fresh().steps_done(jobs, self.now_s)
 
     def measured_tasks(self, jobs: Ints | None = None) -> TaskMeasures:
-        """Return what was measured last of single tasks of some jobs, all active ones by default.
+        """Return the last measurements of single tasks of some jobs, all active ones by default.
 
         A simulation tells of a task only where it differs from the others of its role or has no others, in runs with
         troubles or growing memory; machines tell of all. What was told is forgotten when a job is placed anew, and of
@@ -235,13 +235,13 @@ class Snapshot:
         rows = np.arange(len(capacity))
         return 1 - self.free[rows, axis] / np.maximum(capacity[rows, axis], 1e-12)
 
-    _KEPT = ("waiting", "free", "up", "n_running", "tasks", "amounts")
+    _FROZEN = ("waiting", "free", "up", "n_running", "tasks", "amounts")
 
     def freeze(self) -> dict[str, Any]:
         """Return every column as plain arrays, to keep or to compare: jobs by column name, free, up, tasks, now_s."""
         jobs = self.jobs
         names = [n for n, value in vars(JobColumns).items() if isinstance(value, cached_property)]
-        kept: dict[str, Any] = {name: getattr(self, name) for name in self._KEPT}
+        kept: dict[str, Any] = {name: getattr(self, name) for name in self._FROZEN}
         kept |= {"now_s": self.now_s, "number": self.number}
         return kept | {"jobs": {"number": jobs.number} | {name: getattr(jobs, name) for name in names}}
 

@@ -22,7 +22,7 @@ from labkit.core.errors import InputError
 
 MOST: Final = 1000
 """Files that a user's module may consist of."""
-_OURS: Final = "labkit"
+_PACKAGE: Final = "labkit"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def installed(where: str) -> tuple[str, str]:
 
 def _is_installed(top: str) -> bool:
     """Return whether a module is Python's, labkit's, or of an installed package."""
-    if top in sys.stdlib_module_names or top == _OURS:
+    if top in sys.stdlib_module_names or top == _PACKAGE:
         return True
     spec = PathFinder.find_spec(
         top, [*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib")]

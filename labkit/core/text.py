@@ -82,7 +82,7 @@ def without_seed(trace: str) -> str:
     return trace.rpartition(" seed ")[0] or trace
 
 
-def none_told(value: object) -> str:
+def text_or_none(value: object) -> str:
     """Return a value of a table as text; pandas makes NaN of None.
 
     >>> none_told(float("nan")), none_told(None), none_told(2)

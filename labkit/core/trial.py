@@ -62,19 +62,19 @@ class Trial:
     def __init__(self, snapshot: Snapshot, *, without: Iterable[int] = ()) -> None:
         self._snapshot = snapshot
         self._runs_on = snapshot.runs_on
-        self._demand, held = snapshot.demand, snapshot.held_by_all
-        self.n_workers: Ints = held["n_workers"].copy()
-        self.n_ps: Ints = held["n_ps"].copy()
-        self._partner: Ints = held["partner"].copy()
-        self._n_given: Ints = held["n_given"]
+        self._demand, allocations = snapshot.demand, snapshot.allocations
+        self.n_workers: Ints = allocations["n_workers"].copy()
+        self.n_ps: Ints = allocations["n_ps"].copy()
+        self._partner: Ints = allocations["partner"].copy()
+        self._n_sized: Ints = allocations["n_sized"]
         self.book = scratch_book(snapshot.cluster, snapshot.left.copy(), snapshot.up)
         self.free: Floats = self.book.free[:, : self._demand.shape[2]]
         self._devices: Floats = self.book.free[:, self._demand.shape[2] :]
         self._on: dict[tuple[int, int, int], Floats] = {}
         """(job, role, group) -> what its tasks have of each GPU of the group, where GPUs count one by one."""
-        self._before: dict[int, GivenTasks] = {}
-        self._now: dict[int, GivenTasks] = {}
-        self._given: dict[tuple[int, int], Given] = {}
+        self._before: dict[int, SizedTasks] = {}
+        self._now: dict[int, SizedTasks] = {}
+        self._next_amounts: dict[tuple[int, int], TaskAmounts] = {}
         """(job, role) -> what the next tasks are given, where it is not what was declared."""
         self._repairs: list[tuple[int, int, int, int]] = []
         self._reasons: list[Reason] = []
@@ -159,13 +159,13 @@ class Trial:
         PlacementError
             If an amount is not finite and > 0, or the tasks do not fit then; nothing has changed in that case.
         """
-        cores, gb = amount_given(job, "cpus", cpus), amount_given(job, "memory_gb", memory_gb)
+        cores, gb = checked_amount(job, "cpus", cpus), checked_amount(job, "memory_gb", memory_gb)
         tasks = self._tasks(job)
         chosen = [(key, n) for key, n in tasks.items() if key[0] == role and group in (None, key[1])]
         moved: dict[int, Floats] = {}
-        for (_, at, given), n in chosen:
-            more = self._demand_given(job, role, changed_amounts(given, cores, gb)) - self._demand_given(
-                job, role, given
+        for (_, at, amounts), n in chosen:
+            more = self._task_demand(job, role, changed_amounts(amounts, cores, gb)) - self._task_demand(
+                job, role, amounts
             )
             moved[at] = moved.get(at, 0.0) + n * more
         for at, more in moved.items():
@@ -175,17 +175,17 @@ class Trial:
             allocate(self.book, more, at, 1)
         for key, _ in chosen:
             del tasks[key]
-        for (_, at, given), n in chosen:
-            key = (role, at, changed_amounts(given, cores, gb))
+        for (_, at, amounts), n in chosen:
+            key = (role, at, changed_amounts(amounts, cores, gb))
             tasks[key] = tasks.get(key, 0) + n
         if group is None:
-            self._given[job, role] = changed_amounts(self._next(job, role), cores, gb)
+            self._next_amounts[job, role] = changed_amounts(self._next(job, role), cores, gb)
 
     def clear(self, job: int) -> None:
         """Take all tasks of a job away; one that shared its GPUs leaves them to the other."""
         tasks, partner = self._tasks(job), int(self._partner[job])
-        for (role, group, given), n in tasks.items():
-            gives = n * self._demand_given(job, role, given)
+        for (role, group, amounts), n in tasks.items():
+            gives = n * self._task_demand(job, role, amounts)
             if partner >= 0 and role == Role.WORKER:
                 gives[GPUS] = 0.0
             allocate(self.book, gives, group, -1)
@@ -230,8 +230,8 @@ class Trial:
         self._partner[job], self._partner[partner] = partner, job
 
     def demand_of(self, job: int, role: int) -> Floats:
-        """Return what one more task of a role of a job takes, (R,); of a job that shares its GPUs, both workers."""
-        if not self._given:
+        """Return the demand of one more task of a role of a job, (R,); of a job that shares its GPUs, both workers."""
+        if not self._next_amounts:
             demand: Floats = self._demand[role, job]
             if self._partner[job] < 0:
                 return demand
@@ -279,25 +279,25 @@ class Trial:
         ends = np.append(0, np.cumsum(n_rows)).astype(np.int32)
         taken = AS_DECLARED
         old = self._snapshot.amounts_of(jobs[~here])
-        new = np.concatenate([np.empty((0, 2), np.float32), *(given for _, given in mine)])
+        new = np.concatenate([np.empty((0, 2), np.float32), *(amounts for _, amounts in mine)])
         if len(old[0]) or not np.isnan(new).all():
             amounts = [merged(changed, column if len(column) else np.full(first[-1], np.nan, np.float32), new[:, i])
                        for i, column in enumerate(old)]  # fmt: skip
             taken = taken_by(self._demand, np.repeat(jobs, n_rows), role, *amounts)
-        held = (self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
-        return Running(jobs, ends, role, group, count, *held, cpus=taken[0], memory_gb=taken[1])
+        n_each = (self.n_workers[jobs], self.n_ps[jobs], self._partner[jobs])
+        return Running(jobs, ends, role, group, count, *n_each, cpus=taken[0], memory_gb=taken[1])
 
     def placement(self) -> Placement:
         """Return the decision that makes it so: the jobs whose tasks or partners are others, repairs and reasons."""
-        partner = self._snapshot.held_by_all["partner"]
+        partner = self._snapshot.allocations["partner"]
         changed = [
             job for job, tasks in self._now.items() if tasks != self._before[job] or self._partner[job] != partner[job]
         ]
         changed += [mate for mate in self._partner[changed].tolist() if mate >= 0 and mate not in changed]
         mine = [self._rows(job) for job in changed]
         rows = np.concatenate([np.empty((0, 3), np.int32), *(counted for counted, _ in mine)])
-        given = np.concatenate([np.empty((0, 2), np.float32), *(amounts for _, amounts in mine)])
-        cpus, memory_gb = (None, None) if np.isnan(given).all() else given.T
+        amounts = np.concatenate([np.empty((0, 2), np.float32), *(amounts for _, amounts in mine)])
+        cpus, memory_gb = (None, None) if np.isnan(amounts).all() else amounts.T
         return Placement.of(
             changed, job=np.repeat(np.array(changed, np.int32), [len(counted) for counted, _ in mine]), role=rows[:, 0],
             group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
@@ -307,17 +307,17 @@ class Trial:
 
     # --- inside
 
-    def _tasks(self, job: int) -> GivenTasks:
+    def _tasks(self, job: int) -> SizedTasks:
         """Return the tasks of a job, from now on kept here."""
         mine = self._now.get(job)
         if mine is None:
             mine = {}
             number = np.array([job], np.int32)
             _, roles, groups, counts = self._snapshot.tasks_of(number)
-            given = [DECLARED] * len(roles)
-            if self._n_given[job]:
-                given = amounts_of_rows(self._demand[roles, job], *self._snapshot.amounts_of(number))
-            for role, group, each, n in zip(roles.tolist(), groups.tolist(), given, counts.tolist(), strict=True):
+            amounts = [DECLARED] * len(roles)
+            if self._n_sized[job]:
+                amounts = amounts_of_rows(self._demand[roles, job], *self._snapshot.amounts_of(number))
+            for role, group, each, n in zip(roles.tolist(), groups.tolist(), amounts, counts.tolist(), strict=True):
                 mine[role, group, each] = mine.get((role, group, each), 0) + n
             self._now[job], self._before[job] = mine, dict(mine)
             if self._devices.size:
@@ -348,33 +348,33 @@ class Trial:
     def _rows(self, job: int) -> tuple[Ints, Amounts]:
         """Return role, group and count (P, 3), and cores and GB (P, 2), of the tasks of a job that is kept here."""
         tasks = sorted(self._tasks(job).items())
-        given = np.array([given for (_, _, given), _ in tasks], np.float32).reshape(-1, 2)
-        given[given < 0] = np.nan
-        return np.array([(role, group, n) for (role, group, _), n in tasks], np.int32).reshape(-1, 3), given
+        amounts = np.array([amounts for (_, _, amounts), _ in tasks], np.float32).reshape(-1, 2)
+        amounts[amounts < 0] = np.nan
+        return np.array([(role, group, n) for (role, group, _), n in tasks], np.int32).reshape(-1, 3), amounts
 
-    def _demand_given(self, job: int, role: int, given: Given) -> Floats:
-        """Return what one task of a role of a job takes with some amounts, (R,)."""
+    def _task_demand(self, job: int, role: int, amounts: TaskAmounts) -> Floats:
+        """Return the demand of one task of a role of a job with some amounts, (R,)."""
         demand: Floats = self._demand[role, job]
-        if given == DECLARED:
+        if amounts == DECLARED:
             return demand
         sized = demand.copy()
-        for r, amount in zip((CPUS, MEMORY_GB), given, strict=True):
+        for r, amount in zip((CPUS, MEMORY_GB), amounts, strict=True):
             if amount >= 0:
                 sized[r] = amount
         return sized
 
     def _one_more(self, job: int, role: int) -> Floats:
-        """Return what one more task takes, and one of its partner where they share GPUs, (R,)."""
-        demand, partner = self._demand_given(job, role, self._next(job, role)), int(self._partner[job])
+        """Return the demand of one more task, and of one of its partner where they share GPUs, (R,)."""
+        demand, partner = self._task_demand(job, role, self._next(job, role)), int(self._partner[job])
         if partner < 0 or role != Role.WORKER:
             return demand
-        both: Floats = demand + self._demand_given(partner, role, self._next(partner, role))
+        both: Floats = demand + self._task_demand(partner, role, self._next(partner, role))
         both[GPUS] = demand[GPUS]
         return both
 
-    def _next(self, job: int, role: int) -> Given:
+    def _next(self, job: int, role: int) -> TaskAmounts:
         """Return the amounts that one more task of a role is given."""
-        return self._given.get((job, role), DECLARED) if self._given else DECLARED
+        return self._next_amounts.get((job, role), DECLARED) if self._next_amounts else DECLARED
 
     def _count(self, job: int, role: int, group: int, n: int) -> None:
         """Note n more tasks of a job in a group, and of a worker's partner."""
@@ -385,21 +385,23 @@ class Trial:
 
     def _take_out(self, job: int, role: int, group: int, n: int, *, gpus: float) -> None:
         """Take n tasks out of a group, those like the next ones first; `gpus`: which part of theirs gets free."""
-        sized = [(given, m) for (its_role, at, given), m in self._tasks(job).items() if (its_role, at) == (role, group)]
-        for given, m in sorted(sized, key=lambda row: row[0] != self._next(job, role)):
+        sized = [
+            (amounts, m) for (its_role, at, amounts), m in self._tasks(job).items() if (its_role, at) == (role, group)
+        ]
+        for amounts, m in sorted(sized, key=lambda row: row[0] != self._next(job, role)):
             k = min(n, m)
             if k:
-                freed = k * self._demand_given(job, role, given)
+                freed = k * self._task_demand(job, role, amounts)
                 freed[GPUS] *= gpus
                 allocate(self.book, freed, group, -1)
                 if self._devices.size and gpus:
                     self._give_back(job, role, group, k)
-                self._note(job, role, group, -k, given)
+                self._note(job, role, group, -k, amounts)
                 n -= k
 
-    def _note(self, job: int, role: int, group: int, n: int, given: Given) -> None:
+    def _note(self, job: int, role: int, group: int, n: int, amounts: TaskAmounts) -> None:
         tasks = self._tasks(job)
-        at = (role, group, given)
+        at = (role, group, amounts)
         left = tasks.get(at, 0) + n
         if left:
             tasks[at] = left
@@ -435,14 +437,14 @@ class Trial:
         )
 
 
-Given = tuple[float, float]
+TaskAmounts = tuple[float, float]
 """Cores and GB that a task is given, in single precision; -1: as declared."""
-GivenTasks = dict[tuple[int, int, Given], int]
+SizedTasks = dict[tuple[int, int, TaskAmounts], int]
 """(role, device group, amounts) -> tasks of one job."""
-DECLARED: Final[Given] = (-1.0, -1.0)
+DECLARED: Final[TaskAmounts] = (-1.0, -1.0)
 
 
-def amount_given(job: int, name: str, amount: float | None) -> float | None:
+def checked_amount(job: int, name: str, amount: float | None) -> float | None:
     """Return an amount in single precision, -1 for what was declared (NaN)."""
     if amount is None:
         return None
@@ -456,20 +458,20 @@ def amount_given(job: int, name: str, amount: float | None) -> float | None:
     return float(np.float32(amount))
 
 
-def changed_amounts(given: Given, cpus: float | None, memory_gb: float | None) -> Given:
+def changed_amounts(amounts: TaskAmounts, cpus: float | None, memory_gb: float | None) -> TaskAmounts:
     """Return the amounts of a task where some of them change; None: it stays."""
-    return given[0] if cpus is None else cpus, given[1] if memory_gb is None else memory_gb
+    return amounts[0] if cpus is None else cpus, amounts[1] if memory_gb is None else memory_gb
 
 
-def amounts_of_rows(declared: Floats, cpus: Amounts, memory_gb: Amounts) -> list[Given]:
+def amounts_of_rows(declared: Floats, cpus: Amounts, memory_gb: Amounts) -> list[TaskAmounts]:
     """Return the amounts of rows of tasks; -1 where they are what was declared, (P, R)."""
-    given = np.column_stack([cpus, memory_gb])
-    alike = np.isnan(given) | (given == declared[:, [CPUS, MEMORY_GB]].astype(np.float32))
-    return [(a, b) for a, b in np.where(alike, np.float32(-1), given).tolist()]
+    amounts = np.column_stack([cpus, memory_gb])
+    alike = np.isnan(amounts) | (amounts == declared[:, [CPUS, MEMORY_GB]].astype(np.float32))
+    return [(a, b) for a, b in np.where(alike, np.float32(-1), amounts).tolist()]
 
 
-def merged(changed: Bools, kept: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+def merged(changed: Bools, old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
     """Return one column of two: rows of jobs that are kept, and of those that changed."""
-    column = np.empty(len(changed), kept.dtype)
-    column[~changed], column[changed] = kept, new
+    column = np.empty(len(changed), old.dtype)
+    column[~changed], column[changed] = old, new
     return column

@@ -61,7 +61,7 @@ class Use:
         return bool(self._tasks)
 
     def of_tasks(self, jobs: Iterable[int]) -> TaskMeasures:
-        """Return what is told of single tasks of some jobs."""
+        """Return the measurements of single tasks of some jobs."""
         told = [
             (job, *key, values) for job in sorted(set(jobs)) for key, values in sorted(self._tasks.get(job, {}).items())
         ]

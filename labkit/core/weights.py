@@ -151,7 +151,7 @@ def opened(path: Path, *, of: str, remedy: str) -> Iterator[Any]:
 
 
 def fault_of(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, why: str = "") -> str:
-    """Return what is wrong with tensors of which names and shapes are expected; empty: nothing.
+    """Return the fault of tensors with expected names and shapes; empty: none.
 
     `tensors`, `expected`: the tensors, and the shape of each that there should be; `why`: what the shapes follow from,
     told after them.
@@ -165,7 +165,7 @@ def fault_of(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], *, why: 
 
 
 def other_names(tensors: Tensors, expected: tuple[str, ...]) -> str:
-    """Return what to say if tensors have other names than expected; empty: they have these."""
+    """Return the message for tensors with other names than expected; empty: they have these."""
     if sorted(tensors) == sorted(expected):
         return ""
     return f"it holds {', '.join(sorted(tensors))}; expected {', '.join(sorted(expected))}"

@@ -29,7 +29,7 @@ from labkit.elastic.arguments import (
     checked_update,
     load_state,
 )
-from labkit.elastic.checkpoint.resume import check_resume, kept_cut
+from labkit.elastic.checkpoint.resume import check_resume, stored_layout
 from labkit.elastic.controller.client import AttachedController, controller_pid, is_over
 from labkit.elastic.controller.controller_state import check_restarts
 from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, JobConfig
@@ -336,12 +336,12 @@ def _checked_cut(
     check_batch(len(program.data), batch=trial.batch, n_shards=trial.n_shards)
     buffers = buffer_shapes(program.model, moving_buffers(program, trial), per_shard=per_shard, n_shards=trial.n_shards)
     cut = layout(program.model, n_blocks=n_blocks, whole=whole, buffers=buffers)
-    return cut if folder is None else _kept_cut(folder, cut)
+    return cut if folder is None else _checked_layout(folder, cut)
 
 
-def _kept_cut(folder: Path, cut: Layout) -> Layout:
+def _checked_layout(folder: Path, cut: Layout) -> Layout:
     """Return the cut of a folder's checkpoints, which must not cut a parameter where `cut` does not."""
-    kept = kept_cut(folder, cut)
+    kept = stored_layout(folder, cut)
     if kept.cuts_a_parameter() and not cut.cuts_a_parameter():
         raise InputError(
             f"the checkpoints of {folder} cut parameters into blocks, and clip_norm needs whole ones; give another "

@@ -171,7 +171,7 @@ class Loader:
     _before: list[int] = field(default_factory=list)
     _step: int = -1
     _coming: Iterator[Any] | None = None
-    _made: Any = None
+    _loader: Any = None
     _next: list[Place] = field(default_factory=list)
 
     def get(self, place: Place) -> tuple[Any, Any]:
@@ -187,25 +187,25 @@ class Loader:
                     return loaded  # type: ignore[no-any-return]
             self._coming = None
         if leaf in self._before:
-            self._coming = self._begun(place)
+            self._coming = self._load_from(place)
             return next(self._coming)[1]  # type: ignore[no-any-return]
         return self.load(place)
 
     def close(self) -> None:
         """End the processes."""
-        self._coming = self._made = None
+        self._coming = self._loader = None
 
-    def _begun(self, place: Place) -> Iterator[Any]:
+    def _load_from(self, place: Place) -> Iterator[Any]:
         """Load this shard and those after it from now on."""
         from torch.utils.data import DataLoader
 
         self._next[:] = [place]
-        if self._made is None:
-            self._made = DataLoader(
+        if self._loader is None:
+            self._loader = DataLoader(
                 _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
                 persistent_workers=True, worker_init_fn=be_loader, collate_fn=_as_it_is,
             )  # fmt: skip
-        return iter(self._made)
+        return iter(self._loader)
 
     def upcoming(self) -> Iterator[Place]:
         """Yield the places of shards from the next one on."""

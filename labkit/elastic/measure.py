@@ -172,22 +172,22 @@ class _Span:
             names = {e["name"] for e in started}
             ready = (e for e in self.all if e["event"] == "ready" and e["time"] >= self.scaled)
             return _first_by_name(e for e in ready if e["name"] in names)
-        return [e for e, _ in self.held()]
+        return [e for e, _ in self.standstills()]
 
-    def held(self) -> list[tuple[Event, float]]:
+    def standstills(self) -> list[tuple[Event, float]]:
         """Return the events of workers that stood still while blocks moved, and the seconds for which they did."""
         if self.note["scaled"]["strategy"] != "suspend" or "migration" not in self.note:
             return []
         version = self.note["migration"].get("version")
-        found = self._held_meanwhile() if version is None else self._held_at(version)
+        found = self._standstills_during() if version is None else self._standstills_at(version)
         return [(e, float(e["seconds"])) for e in found]
 
-    def _held_at(self, version: int) -> list[Event]:
+    def _standstills_at(self, version: int) -> list[Event]:
         """Return the events of workers that stood still at a version; a worker reports it when it goes on."""
         until = min((other for other in _holds(self.all) if other > version), default=np.inf)
         return [e for e in self.all if e["event"] == "held" and version <= e["version"] < until]
 
-    def _held_meanwhile(self) -> list[Event]:
+    def _standstills_during(self) -> list[Event]:
         """Return the events of workers that stopped during the migration, in asynchronous training."""
         start_s, ended = (self.note[event]["time"] for event in ("migration", "update"))
         names = {e["name"] for e in self.all if e["event"] == "holds" and start_s <= e["time"] <= ended}
@@ -200,7 +200,7 @@ class _Span:
             stood = [e["time"] for e in self.all if e["event"] == "holds" and self.begin <= e["time"] <= self.scaled]
             went = [e["time"] for e in self._after_it()]
             return float(np.mean(went) - np.mean(stood)) if stood and went else np.nan
-        return float(np.mean([seconds for _, seconds in self.held()] or [0.0]))
+        return float(np.mean([seconds for _, seconds in self.standstills()] or [0.0]))
 
     @property
     def whole(self) -> tuple[float, float]:
@@ -232,7 +232,7 @@ class _Span:
         assigned, migration, update = (self.note[event]["time"] for event in ("assignment", "migration", "update"))
         words = [e["time"] for e in self.all if e["event"] in ("met", "ready") and up <= e["time"] <= assigned]
         met = max(words, default=up) if self.new else self.note["registration"]["time"]
-        stood = max((seconds for _, seconds in self.held()), default=self.scaled - update)
+        stood = max((seconds for _, seconds in self.standstills()), default=self.scaled - update)
         return {
             "start_s": up - self.begin, "registration_s": met - up, "assignment_s": assigned - met,
             "migration_s": update - migration, "update_s": stood,

@@ -227,13 +227,13 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
     import torch
 
     if has_loop(path):
-        return _of_loop(Script.of(path, seed=seed).begun(starting=True))
+        return _of_loop(Script.of(path, seed=seed).start(starting=True))
     torch.manual_seed(seed)  # of what the file itself makes
     return training_of(path, _executed(path), seed=seed)
 
 
 def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
-    """Return what the module of a file defines; see `read_training`."""
+    """Return the definitions of a file's module; see `read_training`."""
     import torch
 
     from labkit.elastic.data import as_dataset
@@ -247,7 +247,7 @@ def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
     given = {f.name: getattr(module, f.name) for f in fields(OwnTraining) if hasattr(module, f.name)}
     for name in ("model", "data", "validation_data"):
         if name in given:
-            given[name] = _made(path, name, given[name])
+            given[name] = _result_of(path, name, given[name])
     for name in ("data", "validation_data"):
         if isinstance(given.get(name), tuple | list):
             given[name] = as_dataset(given[name])
@@ -305,13 +305,13 @@ def _executed(path: Path) -> ModuleType:
     return module
 
 
-def _made(path: Path, name: str, given: Any) -> Any:
-    """Return what a function without arguments returns, or the object itself."""
+def _result_of(path: Path, name: str, value: Any) -> Any:
+    """Return the result of a function without arguments, or the object itself."""
     from torch import nn
 
-    if isinstance(given, nn.Module) or not callable(given) or hasattr(given, "__len__"):
-        return given
+    if isinstance(value, nn.Module) or not callable(value) or hasattr(value, "__len__"):
+        return value
     try:
-        return given()
+        return value()
     except Exception as error:
         raise InputError(f"{path}{line_of(error, path)}: {name}() raised {type(error).__name__}: {error}") from error

@@ -192,11 +192,11 @@ class ScriptLoop:
             raise InputError("job.step(loss) is called once for each batch, in the loop over the job.")
         self._returned = (loss, metrics) if weight is None else (loss, weight, metrics)
 
-    def _body(self, asked: MicroBatch) -> Iterator[Any]:
+    def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""
-        self.update, self.epoch = asked.step, asked.epoch
+        self.update, self.epoch = batch.step, batch.epoch
         self._out, self._returned = True, None
-        yield asked.batch
+        yield batch.batch
         self._out = False
         if self._returned is None:
             raise InputError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
@@ -285,7 +285,7 @@ def _check_options(options: Mapping[str, Any], optimizer: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LossRequest:
     """A question for the loss of a batch, and the contexts and number of threads with which it is to be computed."""
 
     batch: MicroBatch
@@ -330,7 +330,7 @@ class LoopLoss:
                 "the loss of a script's loop is of its own model alone; expected Validation(loss=...), a function of "
                 "(model, batch)."
             )
-        return self._turns.ask(Asked(MicroBatch(batch, step, epoch), _surroundings(), torch.get_num_threads()))
+        return self._turns.ask(LossRequest(MicroBatch(batch, step, epoch), _surroundings(), torch.get_num_threads()))
 
     @property
     def here(self) -> bool:
@@ -339,7 +339,7 @@ class LoopLoss:
 
     def again(self) -> LoopLoss:
         """Return it from another run of the script in this process, with the present state of the model."""
-        other = self.script.begun(starting=False)
+        other = self.script.start(starting=False)
         _load(other.loop.model, self.loop.model.state_dict(), self.script)
         return other
 
@@ -357,7 +357,7 @@ class LoopLoss:
         return Program(self.loop.model, samples, self)
 
     def sent(self) -> SentScript:
-        """Return what workers get."""
+        """Return the part that workers get."""
         program = self.program()
         state = {name: part.detach().cpu() for name, part in self.loop.model.state_dict().items()}
         return SentScript(self.script, state, _fingerprint(program))
@@ -375,14 +375,14 @@ class LoopLoss:
         try:
             answer = self._turns.ask(Ended(state))
         except BaseException as error:
-            raise InputError(f"after the training, {told(error, self.script.path)}") from error
+            raise InputError(f"after the training, {error_text(error, self.script.path)}") from error
         finally:
             sys.modules["__main__"] = main
         if isinstance(answer, ScriptLoop):
             raise InputError(f"{self.script.path}: a second labkit.elastic in one script; expected one.")
 
 
-def told(error: BaseException, path: str | Path) -> str:
+def error_text(error: BaseException, path: str | Path) -> str:
     """Return file, line and words of an error that a script raised."""
     return f"{path}{line_of(error, path)}: {type(error).__name__}: {error}"
 
@@ -415,7 +415,7 @@ class Script:
         """Read it."""
         return cls(str(path.absolute()), path.read_text(encoding="utf-8"), seed)
 
-    def begun(self, *, starting: bool) -> LoopLoss:
+    def start(self, *, starting: bool) -> LoopLoss:
         """Run it up to its loop, in a thread of its own; InputError if it raises, or has no loop."""
         turns, argv, main = Turns(), sys.argv, sys.modules["__main__"]
         thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
@@ -427,7 +427,7 @@ class Script:
                 thread.start()
                 found = turns.wait()
         except BaseException as error:
-            raise InputError(told(error, self.path)) from error
+            raise InputError(error_text(error, self.path)) from error
         finally:
             sys.argv, sys.modules["__main__"] = argv, main
         if isinstance(found, Left):
@@ -444,7 +444,7 @@ class Script:
         folder = str(Path(self.path).parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        _find_beside(self.beside)
+        _install_source_finder(self.beside)
         try:
             seed_all(self.seed)
             exec(compile(self.source, self.path, "exec"), module.__dict__)
@@ -464,13 +464,13 @@ class Script:
         return Script(self.path, self.source, self.seed, found)
 
 
-def _find_beside(beside: Mapping[str, str]) -> None:
+def _install_source_finder(beside: Mapping[str, str]) -> None:
     """Let modules be found by their text where their files are not there."""
     from importlib.abc import Loader, MetaPathFinder
     from importlib.machinery import ModuleSpec
     from importlib.util import spec_from_loader
 
-    class Beside(MetaPathFinder, Loader):
+    class SourceFinder(MetaPathFinder, Loader):
         def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
             package = any(other.startswith(f"{name}.") for other in beside)
             return spec_from_loader(name, self, is_package=package) if name in beside else None
@@ -479,7 +479,7 @@ def _find_beside(beside: Mapping[str, str]) -> None:
             exec(compile(beside[module.__name__], f"{module.__name__}.py", "exec"), module.__dict__)
 
     if beside:
-        sys.meta_path.append(Beside())
+        sys.meta_path.append(SourceFinder())
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ class SentScript:
 
     def program(self) -> Program:
         """Return the program of this process; InputError if the script made another model or other samples here."""
-        loss = self.script.begun(starting=False)
+        loss = self.script.start(starting=False)
         _load(loss.loop.model, self.state, self.script)
         program = loss.program()
         if _fingerprint(program) != self.fingerprint:

@@ -24,9 +24,9 @@ from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.elastic.job_start import start
 from labkit.elastic.own_training import OwnTraining, is_file, read_training
-from labkit.experiment.deployed import Telling, run_opened
+from labkit.experiment.deployed import ObserverFactory, run_opened
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import LEASE_S, Begun, Preflight
+from labkit.experiment.opener import LEASE_S, OnStart, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 
@@ -214,8 +214,8 @@ def auto(
     steps: int,
     progress: bool = False,
     observers: Sequence[Observer] = (),
-    telling: Telling | None = None,
-    begun: Begun | None = None,
+    observer_factory: ObserverFactory | None = None,
+    on_start: OnStart | None = None,
     **options: Unpack[AutoFields],
 ) -> RunRecord:
     """Train a model on this machine until its steps are done; its workers, servers and cores are found on the way.
@@ -233,9 +233,9 @@ def auto(
         Show a progress bar.
     observers : sequence of callables
         Each is called with every batch of events.
-    telling : callable, optional
+    observer_factory : callable, optional
         Is called with the list of reasons of decisions, which grows, and returns one more observer.
-    begun : callable, optional
+    on_start : callable, optional
         Called with the run's folder as soon as it is there.
     options
         cores : float, optional
@@ -266,4 +266,6 @@ def auto(
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
     opener = opener_of(model, data, loss, steps=steps, **options)
-    return run_opened(opener, progress=progress, observers=observers, telling=telling, begun=begun)
+    return run_opened(
+        opener, progress=progress, observers=observers, observer_factory=observer_factory, on_start=on_start
+    )

@@ -86,7 +86,7 @@ def caveats(
     fails: bool = False,
     interference: Contention | None = None,
 ) -> list[str]:
-    """Return what a reader of this scheduler's numbers has to know, a sentence each.
+    """Return the cautions for readers of this scheduler's numbers, a sentence each.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def _near(kind: str) -> list[str]:
 
 
 def fell_back(name: str, scheduler: Scheduler) -> str:
-    """Return what a reader has to know of a run in which a fallback decided; notes of the run have the numbers."""
+    """Return the caution about a run in which a fallback decided; notes of the run have the numbers."""
     return (
         f"{name}: its fallback {getattr(scheduler, 'fallback', None)} decided in its place at times (events FELL_BACK "
         "say when and why); its figures are those of both."

@@ -23,7 +23,7 @@ from labkit.experiment.prices import prices_of
 from labkit.experiment.reservations import Reservations
 from labkit.experiment.scenario import FORMER, OPTIONS, Scenario, current
 from labkit.results.comparison import FASTER, bound_of
-from labkit.results.notes import held_up
+from labkit.results.notes import reservation_effects
 from labkit.results.record import RunRecord
 from labkit.schedulers import open_options, options_of
 
@@ -62,7 +62,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            experiment, scheduler = _asked(cell, inputs)
+            experiment, scheduler = _experiment_of(cell, inputs)
             record = experiment.run(scheduler, name=str(cell.keys["scheduler"]))
             kept = _portable(record) if keep else None
             told = record.info.config
@@ -70,7 +70,7 @@ def run_cell(cell: Cell, *, inputs: Inputs, keep: bool = False) -> CellOutcome:
             outcome = CellOutcome(
                 cell, _plain(record.summary), record=kept, speeds=told["speeds"],
                 bound_jct_s=bound_of(record), bound_faster=told.get(FASTER, False),
-                reserved=tuple(held_up(record)),
+                reserved=tuple(reservation_effects(record)),
             )  # fmt: skip
         except Exception as error:
             outcome, rules = failed(cell, error), []
@@ -88,12 +88,12 @@ def failed(cell: Cell, error: BaseException) -> CellOutcome:
     return CellOutcome(cell, {}, error=said, trace="".join(traceback.format_exception(error)))
 
 
-def _asked(cell: Cell, inputs: Inputs) -> tuple[Experiment, Scheduler]:
+def _experiment_of(cell: Cell, inputs: Inputs) -> tuple[Experiment, Scheduler]:
     """Return the experiment of a cell, and its scheduler."""
     mine, theirs = split(cell.keys)
     label = str(cell.keys["scheduler"])
     scheduler = inputs.scheduler(label, **theirs, **_seed_of(label, inputs, theirs, cell.seed))
-    with inputs.lent(mine) as fields:
+    with inputs.local_fields(mine) as fields:
         jobs, cluster = inputs.jobs(str(cell.keys["trace"]), seed=cell.seed), cell.keys["cluster"]
         there = None if cluster is None else inputs.cluster(str(cluster))
         experiment = Experiment.of(jobs, cluster=there, seed=cell.seed, **fields)
@@ -108,9 +108,9 @@ def split(keys: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     return fields, {name: value for name, value in of_all.items() if name not in mine}
 
 
-def _seed_of(label: str, inputs: Inputs, given: Mapping[str, Any], seed: int) -> dict[str, int]:
+def _seed_of(label: str, inputs: Inputs, options: Mapping[str, Any], seed: int) -> dict[str, int]:
     """Return the seed for a scheduler that takes one and was not given it."""
-    return {"seed": seed} if "seed" not in given and inputs.takes_seed(label) else {}
+    return {"seed": seed} if "seed" not in options and inputs.takes_seed(label) else {}
 
 
 def _plain(summary: Mapping[str, float]) -> dict[str, float]:
@@ -137,7 +137,7 @@ def check(grid: Grid, inputs: Inputs) -> None:
             _check_scheduler(label, inputs, split(combination)[1])
     for combination in combinations:
         mine = split(combination)[0]
-        with inputs.lent(mine) as fields:
+        with inputs.local_fields(mine) as fields:
             for label in grid.traces:
                 asked = Scenario.of(inputs.jobs(label, seed=grid.cells[0].seed), **fields)
                 asked.parts, asked.jobs()

@@ -35,7 +35,7 @@ def context(
     jobs: Jobs, cluster: Cluster, *, speed: SpeedModel, seed: int, interference: Level | None = None,
     slot_s: float = inf, holds: tuple[Hold, ...] = (),
 ) -> Context:  # fmt: skip
-    """Return what a scheduler is told before a run.
+    """Return the context that a scheduler gets before a run.
 
     Parameters
     ----------

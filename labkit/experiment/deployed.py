@@ -16,7 +16,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import ASKED, LEASE_S, Begun, Preflight, name_on_hosts, tell_end
+from labkit.experiment.opener import LEASE_S, NAMED_AS, OnStart, Preflight, name_on_hosts, tell_end
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Observer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from labkit.testbed.run.retries import Retries
     from labkit.testbed.run.training import TrainingTable
 
-Telling = Callable[[Sequence[str]], Observer]
+ObserverFactory = Callable[[Sequence[str]], Observer]
 
 
 def deploy(
@@ -50,7 +50,7 @@ def deploy(
     retries: Retries | None = None,
     time_limit_s: float | None = None,
     run: str | None = None,
-    begun: Begun | None = None,
+    on_start: OnStart | None = None,
     **fields: Unpack[Fields],
 ) -> RunRecord:
     """Run a trace on a testbed until every job has completed.
@@ -81,7 +81,7 @@ def deploy(
         Seconds after which the run is ended: its jobs save their state, and the record is `stopped`.
     run : str, optional
         Its id, which no other run may have; by default one that is free, made of scheduler and trace.
-    begun : callable, optional
+    on_start : callable, optional
         Called with the run's folder as soon as it is there, before the hosts are asked for anything.
     fields
         Of a `Scenario`: `speed` or `throughputs`, what schedulers measure before the run comes from it.
@@ -100,7 +100,7 @@ def deploy(
         jobs, inventory=inventory, scheduler=scheduler, name=name, runs=runs, training=training, lease_s=lease_s,
         retries=retries, config={} if time_limit_s is None else {"time_limit_s": time_limit_s}, run=run, **fields,
     )  # fmt: skip
-    return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s, begun=begun)
+    return run_opened(opener, progress=progress, observers=observers, time_limit_s=time_limit_s, on_start=on_start)
 
 
 def run_opened(
@@ -108,17 +108,17 @@ def run_opened(
     *,
     progress: bool = False,
     observers: Sequence[Observer] = (),
-    telling: Telling | None = None,
+    observer_factory: ObserverFactory | None = None,
     time_limit_s: float | None = None,
-    begun: Begun | None = None,
+    on_start: OnStart | None = None,
 ) -> RunRecord:
     """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
 
-    `telling` is called with the list of reasons, which grows, and returns one more observer.
+    `observer_factory` is called with the list of reasons, which grows, and returns one more observer.
     """
     experiment, limit_s = opener.experiment, checked_limit(time_limit_s)
-    backend, writer = opener.open(begun=begun)
-    observers = observers if telling is None else [*observers, telling(writer.reasons)]
+    backend, writer = opener.open(on_start=on_start)
+    observers = observers if observer_factory is None else [*observers, observer_factory(writer.reasons)]
     try:
         with writer, backend:
             rows = _run(
@@ -221,7 +221,7 @@ def named_in(record: RunRecord) -> Scheduler:
 
     Raise InputError if there is none, or it is not labkit's own and has no consent.
     """
-    asked = record.info.config.get(ASKED)
+    asked = record.info.config.get(NAMED_AS)
     with stored(False) if not is_stored() else nullcontext():
         return named(asked if isinstance(asked, str) and asked else record.info.scheduler)[0]
 

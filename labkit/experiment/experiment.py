@@ -38,14 +38,13 @@ from labkit.core.protocols import Backend, Scheduler, SpeedModel
 from labkit.core.quotas import Quotas
 from labkit.core.resources import Floats
 from labkit.experiment import provenance
-from labkit.experiment.asked import KINDS, refuse_endless, refuse_odd, refuse_unpriced
 from labkit.experiment.bound import jct_bound_s, mean_bound_s, rests_on_faster
 from labkit.experiment.cadence import Cadence, at_events
 from labkit.experiment.caveats import Caveat, caveats, fell_back, speeds_in_words
 from labkit.experiment.context import context
 from labkit.experiment.fitting import without_too_large
 from labkit.experiment.fluid import fluid
-from labkit.experiment.history import kept
+from labkit.experiment.history import attach_history
 from labkit.experiment.plain import plain, slug
 from labkit.experiment.prices import priced, prices_of
 from labkit.experiment.profile import slower_on_slowest_type
@@ -55,7 +54,8 @@ from labkit.experiment.reservations import Reservations, unmet
 from labkit.experiment.rules import refuse_unruly, rules
 from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
-from labkit.experiment.speeds import asked_speed, declared
+from labkit.experiment.speeds import declared, resolve_speed
+from labkit.experiment.validation import KINDS, refuse_endless, refuse_odd, refuse_unpriced
 from labkit.kernels.watching import watched
 from labkit.results.calibration import FOLLOWS_RECORD
 from labkit.results.comparison import BOUND, BOUND_ALONE, FASTER
@@ -175,59 +175,60 @@ class Experiment:
             If something cannot be found or read, or does not fit the jobs; or some are to be left out of a speed model
             that was made for all jobs.
         """
-        asked = Scenario.of(jobs, **fields)
-        made = cls._of(asked, asked.jobs())
-        if not asked.drop_too_large:
+        scenario = Scenario.of(jobs, **fields)
+        made = cls._of(scenario, scenario.jobs())
+        if not scenario.drop_too_large:
             return made
-        whole = asked.jobs()
+        whole = scenario.jobs()
         by_demand = may_run_on(whole, made.cluster)  # the same jobs with any_type as without
         kept = without_too_large(whole, made.cluster, made.speed.runs_on() & by_demand, made.hosting)
-        if kept is not whole and not isinstance(asked.speed, str):
+        if kept is not whole and not isinstance(scenario.speed, str):
             raise InputError("drop_too_large and a speed model, which is made for all jobs, are given; name a model.")
-        return made if kept is whole else cls._of(asked, kept)
+        return made if kept is whole else cls._of(scenario, kept)
 
     @classmethod
-    def _of(cls, asked: Scenario, jobs: Jobs) -> Experiment:
+    def _of(cls, scenario: Scenario, jobs: Jobs) -> Experiment:
         """Return the experiment of a scenario with these jobs."""
-        for name, file in asked.files:
+        for name, file in scenario.files:
             use_file(file, what=f"file of {name}")  # noted: a record that names it may be read again
-        known, cluster, speed, parts = level(asked.interference), asked.cluster, asked.speed, asked.parts
-        jobs, n_freed = of_any_type(jobs) if asked.any_type else (jobs, 0)
-        jobs, n_rounded = with_whole_gpus(jobs) if asked.whole_gpus else (jobs, 0)
-        if asked.profile is not None:
-            cluster, speed, parts = profiled(jobs, asked.profile, cluster=cluster, speed=speed, options=parts)
+        known, cluster, speed, parts = level(scenario.interference), scenario.cluster, scenario.speed, scenario.parts
+        jobs, n_freed = of_any_type(jobs) if scenario.any_type else (jobs, 0)
+        jobs, n_rounded = with_whole_gpus(jobs) if scenario.whole_gpus else (jobs, 0)
+        if scenario.profile is not None:
+            cluster, speed, parts = profiled(jobs, scenario.profile, cluster=cluster, speed=speed, options=parts)
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
         refuse_misspelt(jobs, cluster)
-        jobs, speed, stretched = asked_speed(
-            jobs, cluster, speed=speed, throughputs=asked.throughputs, strict=asked.strict, interference=known,
-            sharding=asked.sharding,
+        jobs, speed, stretched = resolve_speed(
+            jobs, cluster, speed=speed, throughputs=scenario.throughputs, strict=scenario.strict, interference=known,
+            sharding=scenario.sharding,
         )  # fmt: skip
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
-        said = speeds_in_words(jobs, cluster, speed=speed, source=asked.throughputs)
-        said += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        said += f"; {stretched}" * bool(stretched) + f"; {asked.sharding} sharding" * (asked.sharding != "dynamic")
-        said += f"; jobs may have any device type ({n_freed:,} ask for one)" * asked.any_type
-        said += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * asked.whole_gpus
-        rng = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(TROUBLE_STREAM,)))
-        some = troubles_of(asked.troubles, jobs, rng=rng)
-        said += "" if some is None else f"; troubles: {some.said}"
-        cluster, guessed = with_partitions_of(jobs, cluster) if asked.partitions else cluster, ""
-        if not asked.any_type:
+        words = speeds_in_words(jobs, cluster, speed=speed, source=scenario.throughputs)
+        words += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
+        words += f"; {stretched}" * bool(stretched)
+        words += f"; {scenario.sharding} sharding" * (scenario.sharding != "dynamic")
+        words += f"; jobs may have any device type ({n_freed:,} ask for one)" * scenario.any_type
+        words += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * scenario.whole_gpus
+        rng = np.random.default_rng(np.random.SeedSequence(scenario.seed, spawn_key=(TROUBLE_STREAM,)))
+        some = troubles_of(scenario.troubles, jobs, rng=rng)
+        words += "" if some is None else f"; troubles: {some.description}"
+        cluster, guessed = with_partitions_of(jobs, cluster) if scenario.partitions else cluster, ""
+        if not scenario.any_type:
             cluster, guessed = with_types_as_partitions(jobs, cluster)
-        hosting = HostRules.of(jobs, cluster, consolidate=asked.consolidate, wait_s=asked.consolidate_for_s)
+        hosting = HostRules.of(jobs, cluster, consolidate=scenario.consolidate, wait_s=scenario.consolidate_for_s)
         if hosting is not None and guessed:
-            hosting = replace(hosting, said=f"{hosting.said}; {guessed}")
-        prices = prices_of(asked.prices)
-        refuse_unpriced(prices, cluster)
+            hosting = replace(hosting, description=f"{hosting.description}; {guessed}")
+        refuse_unpriced(prices := prices_of(scenario.prices), cluster)
         return cls(
-            jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=asked.seed, prices=prices,
-            interference=interference_of(speed) if known is None else known, arrival_rate=asked.arrival_rate,
-            quotas=None if asked.quotas is None else Quotas.of(asked.quotas), believed=asked.believed,
-            reservations=None if asked.reservations is None else Reservations.of(asked.reservations),
-            hosting=hosting, time_limits=asked.time_limits, measure_every_s=asked.measure_every_s,
-            history=asked.history, speeds=asked.speeds or said, scenario=asked.plain(), losses=asked.losses, **parts,
+            jobs=jobs, cluster=cluster, speed=speed, troubles=some, seed=scenario.seed, prices=prices,
+            interference=interference_of(speed) if known is None else known, arrival_rate=scenario.arrival_rate,
+            quotas=None if scenario.quotas is None else Quotas.of(scenario.quotas), believed=scenario.believed,
+            reservations=None if scenario.reservations is None else Reservations.of(scenario.reservations),
+            hosting=hosting, time_limits=scenario.time_limits, measure_every_s=scenario.measure_every_s,
+            history=scenario.history, speeds=scenario.speeds or words, losses=scenario.losses,
+            scenario=scenario.plain(), **parts,
         )  # fmt: skip
 
     def measured_every_s(self, scheduler: Scheduler) -> float | None:
@@ -290,7 +291,7 @@ class Experiment:
             slot_s=math.inf if cadence.events else cadence.slot_s,
             holds=() if self.reservations is None else self.reservations.holds(self.jobs, self.cluster),
         )  # fmt: skip
-        keeper = kept(self.history, scheduler)
+        keeper = attach_history(self.history, scheduler)
         begin(scheduler, known)
         observers = observers if keeper is None else [*observers, keeper]
         if backend is None:
@@ -325,8 +326,8 @@ class Experiment:
             told["prices"] = dict(prices)
         if profile is not None and profile.yardstick:
             told[REFERENCE] = reference(profile.yardstick)
-        asked = {KEY: self.scenario} if self.scenario else {}
-        return told | asked | {"speed": type(self.speed).__name__, "speeds": self.speeds}
+        scenario = {KEY: self.scenario} if self.scenario else {}
+        return told | scenario | {"speed": type(self.speed).__name__, "speeds": self.speeds}
 
     @cached_property
     def rules(self) -> list[str]:
@@ -336,7 +337,7 @@ class Experiment:
         return said + rules(self.quotas, self.reservations, self.hosting) + rules_of_jobs(self.jobs)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:
-        """Return what a reader of this scheduler's numbers has to know, a sentence each."""
+        """Return the cautions for readers of this scheduler's numbers, a sentence each."""
         found = caveats(
             self.jobs, self.cluster, speed=self.speed, scheduler=scheduler, name=name, speeds=self.speeds,
             fails=self.faults is not None, interference=self.interference,

@@ -29,7 +29,7 @@ from labkit.placers import Fgd, Random, available, make
 from labkit.placers.fragments import TaskMix
 from labkit.results.comparison import BOUND
 from labkit.schedulers import available as schedulers
-from labkit.schedulers.base import asked, place
+from labkit.schedulers.base import place, requested_gangs
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
 
@@ -51,7 +51,7 @@ class OnArrival:
         """Return where the gangs go that arrive now."""
         waiting = snapshot.waiting
         now = waiting[snapshot.table.arrival_s[waiting] >= snapshot.now_s]
-        return place(self.placer, snapshot, asked(snapshot, now))
+        return place(self.placer, snapshot, requested_gangs(snapshot, now))
 
 
 def are_placers(names: Iterable[Any]) -> bool:

@@ -107,7 +107,7 @@ class Fidelity:
         return write_report(runs, path, title=heading, command=command, pair=(self.real, self.simulated))
 
     def __repr__(self) -> str:
-        """Say it in a line."""
+        """Return it as a line."""
         gap = self.summary["gap_percent"]
         return f"<{type(self).__name__}: {len(self.jobs)} jobs, gap of the mean JCT {gap:+.1f} %>"
 

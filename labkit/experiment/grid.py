@@ -141,12 +141,12 @@ class Grid:
         return math.prod(len(values) for values in self.axes.values())
 
 
-def _labelled(axis: str, given: Any) -> dict[str, Any]:
-    """Return what was given by label: text is its own label, jobs and schedulers have the name of theirs."""
-    if isinstance(given, Mapping):
-        named = [(str(label), part) for label, part in given.items()]
+def _labelled(axis: str, parts: Any) -> dict[str, Any]:
+    """Return the values of an axis by label: text is its own label, jobs and schedulers have their names."""
+    if isinstance(parts, Mapping):
+        named = [(str(label), part) for label, part in parts.items()]
     else:
-        named = [(_label(part), part) for part in _listed(given)]
+        named = [(_label(part), part) for part in _listed(parts)]
     _refuse_odd(axis, [label for label, _ in named])
     for label, part in named:
         if isinstance(part, Cluster) or not (isinstance(part, str | Path | Jobs) or hasattr(part, "schedule")):
@@ -174,22 +174,22 @@ def _label(part: Any) -> str:
     return (part if isinstance(part, type) else type(part)).__name__.lower()
 
 
-def _listed(given: Any) -> list[Any]:
-    single = isinstance(given, str | Path | Jobs) or not isinstance(given, Iterable)
-    return [given] if single else list(given)
+def _listed(value: Any) -> list[Any]:
+    single = isinstance(value, str | Path | Jobs) or not isinstance(value, Iterable)
+    return [value] if single else list(value)
 
 
-def _values(axis: str, given: Any) -> tuple[Scalar, ...]:
-    values = [_scalar(axis, value) for value in _listed(given)]
+def _values(axis: str, listed: Any) -> tuple[Scalar, ...]:
+    values = [_scalar(axis, value) for value in _listed(listed)]
     _refuse_odd(axis, values)
     return tuple(values)
 
 
-def _seeds(given: int | Iterable[int]) -> tuple[Scalar, ...]:
-    if isinstance(given, int) and not isinstance(given, bool):
-        whole("a sweep", at_least=0, at_most=MAX_CELLS, seeds=given)
-        given = range(given)
-    values = _values("seeds", given)
+def _seeds(seeds: int | Iterable[int]) -> tuple[Scalar, ...]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        whole("a sweep", at_least=0, at_most=MAX_CELLS, seeds=seeds)
+        seeds = range(seeds)
+    values = _values("seeds", seeds)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"seed {value!r}; expected whole numbers >= 0, such as range(5).")

@@ -107,7 +107,7 @@ def add(path: Path, kind: Likeness, plan: Plan) -> None:
         file.write(json.dumps(asdict(line)).encode() + b"\n")
 
 
-def kept(path: Path | None, scheduler: object) -> Callable[[Events], None] | None:
+def attach_history(path: Path | None, scheduler: object) -> Callable[[Events], None] | None:
     """Give a scheduler that remembers what a file holds, and return an observer that adds what it learns.
 
     None where there is no file, or the scheduler remembers nothing. Raise InputError if the file is damaged, or cannot

@@ -25,7 +25,7 @@ from labkit.placers.rules import PACK
 from labkit.schedulers.easy import less
 
 MOVED: Final = "placed anew: its gang lay where the rules of the run do not let it"
-HELD: Final = "no room where the rules of the run let its gang lie"
+NO_ROOM: Final = "no room where the rules of the run let its gang lie"
 
 
 class HostingControl:
@@ -53,7 +53,7 @@ class HostingControl:
         self._copies: list[Scheduler] = []
 
     def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers, about each part of the cluster."""
+        """Return the answer of a scheduler for each part of the cluster."""
         if len(self._machines) < 2 or getattr(scheduler, "over_partitions", False):
             return scheduler.schedule(snapshot)
         active = snapshot.jobs.number
@@ -95,7 +95,7 @@ class HostingControl:
         gangs = _gangs_of(placement, np.setdiff1d(broken, placement.partner))
         anew = place_by(PACK, _after(snapshot, kept), gangs, strict=False)
         done = anew.set_jobs[np.isin(anew.set_jobs, anew.job)]
-        reasons = [Reason(int(job), MOVED if job in done else HELD) for job in broken.tolist()]
+        reasons = [Reason(int(job), MOVED if job in done else NO_ROOM) for job in broken.tolist()]
         rest = without(kept, gone, reason="", named=np.isin(kept.set_jobs, done))
         return Placement.joined([rest, anew, Placement.of([], reasons=reasons)])
 

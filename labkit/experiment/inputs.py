@@ -105,8 +105,8 @@ class Inputs:
             yield f"{path}{scheduler[scheduler.index('.py:') + 3 :]}"
 
     @contextmanager
-    def lent(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Lend the fields of a scenario, with files as they are good here."""
+    def local_fields(self, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the fields of a scenario, with the paths that its files have on this host."""
         with ExitStack() as stack:
             yield {
                 name: stack.enter_context(self.file(str(value)))
@@ -127,7 +127,7 @@ class Inputs:
             yield copy
 
     def meanings(self, grid: Grid) -> dict[str, str]:
-        """Return what each label of a grid stands for: text, or a digest of contents.
+        """Return the meaning of each label of a grid: text, or a digest of contents.
 
         Two sweeps whose cells have the same keys and the same meanings have the same results.
         """

@@ -45,5 +45,5 @@ class Lengths:
 
 
 def _kind(cell: Cell) -> str:
-    """Return what cells have in common that differ by their seed alone."""
+    """Return the key that cells share which differ by their seed alone."""
     return json.dumps({name: value for name, value in cell.keys.items() if name != "seed"}, sort_keys=True)

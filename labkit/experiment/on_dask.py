@@ -168,10 +168,10 @@ def _read_folder(folder: Path) -> tuple[str, Security]:
 def _plugin(sweep: str, inputs: Inputs) -> Any:
     from distributed import WorkerPlugin
 
-    class Given(GivenInputs, WorkerPlugin):  # type: ignore[misc]
+    class _InputsPlugin(GivenInputs, WorkerPlugin):  # type: ignore[misc]
         pass
 
-    return Given(sweep, inputs)
+    return _InputsPlugin(sweep, inputs)
 
 
 def _failed_there(cell: Cell, error: BaseException) -> CellOutcome:

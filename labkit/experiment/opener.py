@@ -17,7 +17,7 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
-from labkit.experiment.history import FILE, Remembers, kept
+from labkit.experiment.history import FILE, Remembers, attach_history
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.results.record import COLD_STARTS, RunInfo
 from labkit.results.store import RunWriter, refuse_taken
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from labkit.testbed.run.retries import Retries
     from labkit.testbed.run.training import TrainingTable
 
-Begun = Callable[[Path], None]
+OnStart = Callable[[Path], None]
 """Called with the folder of a run that begins."""
 LEASE_S: Final = 600.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 5.0, 30 * 86400.0
-ASKED: Final = "asked"
+NAMED_AS: Final = "asked"
 """In the options of a run: the scheduler as it was named, whatever the run is called."""
 REHEARSED: Final = 5
 """Decisions in a simulation before those on machines."""
@@ -94,12 +94,14 @@ class Preflight:
         if training is not None and isinstance(self.scheduler, Remembers):
             experiment, training = _by_content(experiment, training)
         self.experiment, self.inventory, self.runs = experiment, inventory, Path(runs)
-        self.asked = scheduler if isinstance(scheduler, str) else ""
+        self.named_as = scheduler if isinstance(scheduler, str) else ""
         self.training = _measured(training or TrainingTable(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
         if experiment.troubles is not None:
             raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
-        kept(experiment.history, self.scheduler)  # a file that cannot be used is told before the run has a folder
+        attach_history(
+            experiment.history, self.scheduler
+        )  # a file that cannot be used is told before the run has a folder
         self.training.check(experiment.jobs)
         refuse_parts(experiment.jobs)
         refuse_slices(experiment.cluster)
@@ -136,25 +138,25 @@ class Preflight:
             lease_s=lease_s, retries=retries, run=run, config=config,
         )  # fmt: skip
 
-    def open(self, *, begun: Begun | None = None) -> tuple[SshBackend, RunWriter]:
+    def open(self, *, on_start: OnStart | None = None) -> tuple[SshBackend, RunWriter]:
         """Make the folder of the run, rehearse, and get all hosts ready; the caller closes both.
 
-        `begun` is called with the folder as soon as `labkit watch` can show it. Raise InputError if a host cannot be
+        `on_start` is called with the folder as soon as `labkit watch` can show it. Raise InputError if a host cannot be
         used; nothing has been started and there is no folder then.
         """
         from labkit.testbed.run.backend import SshBackend
 
         experiment = self.experiment
         info = experiment.info(self.scheduler, name=self.name)
-        asked = {ASKED: self.asked} if self.asked else {}
-        info = replace(info, run=self.run or info.run, config={**info.config, **asked, **self.config})
+        named_as = {NAMED_AS: self.named_as} if self.named_as else {}
+        info = replace(info, run=self.run or info.run, config={**info.config, **named_as, **self.config})
         writer = RunWriter.create(
             self.runs, info=replace(info, backend="testbed"), jobs=experiment.jobs, cluster=experiment.cluster,
             numbered=self.run is None,
         )  # fmt: skip
         try:
-            if begun is not None:
-                begun(writer.folder)
+            if on_start is not None:
+                on_start(writer.folder)
             _rehearse(experiment, self.scheduler)
             training = self.training.packed(writer.folder)
             keep()

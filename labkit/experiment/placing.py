@@ -29,7 +29,7 @@ EXCHANGED: Final = 0.2
 
 
 def kinds_of(profile: pd.DataFrame) -> pd.DataFrame:
-    """Return what each kind of job of a profile uses alone: cpu_cores, pcie_gbps, alone_s, by job."""
+    """Return the use of each kind of job of a profile alone: cpu_cores, pcie_gbps, alone_s, by job."""
     return profile.groupby("job")[["cpu_cores", "pcie_gbps", "alone_s"]].mean()
 
 

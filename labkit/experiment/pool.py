@@ -74,14 +74,14 @@ class _Worker:
 
     pool: ProcessPoolExecutor
     process: Any
-    given: deque[tuple[_Try, Future[CellOutcome]]] = field(default_factory=deque)
+    assigned: deque[tuple[_Try, Future[CellOutcome]]] = field(default_factory=deque)
 
 
 class _Team:
     """The workers, what each of them is doing, and what waits."""
 
-    def __init__(self, given: bytes, cells: Sequence[Cell]) -> None:
-        self._given = given
+    def __init__(self, inputs: bytes, cells: Sequence[Cell]) -> None:
+        self._inputs = inputs
         self._waiting = deque(_Try(cell) for cell in cells)
         self._busy: dict[Future[Any], _Worker] = {}
         self._workers: list[_Worker] = []
@@ -95,7 +95,7 @@ class _Team:
             for future in wait(self._busy, return_when=FIRST_COMPLETED).done:
                 worker = self._busy.get(future)
                 if worker is not None:  # else it was taken with another one of the same worker
-                    yield from self._settle(worker, worker.given[0][1] if worker.given else future)
+                    yield from self._settle(worker, worker.assigned[0][1] if worker.assigned else future)
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing."""
@@ -116,14 +116,14 @@ class _Team:
         if isinstance(error, BrokenProcessPool):
             yield from self._bury(worker)
             return
-        if not worker.given:
+        if not worker.assigned:
             if error is not None:
                 raise error
             here = {process.pid: process for process in multiprocessing.active_children()}
             worker.process = here.get(future.result(), worker.process)
             self._supply(worker)
             return
-        cell = worker.given.popleft()[0].cell
+        cell = worker.assigned.popleft()[0].cell
         outcome = future.result() if error is None else failed(cell, error)
         self._lengths.note(cell, outcome.wall_s)
         self._supply(worker)  # before the caller keeps what came, so that the worker does not wait for that
@@ -135,9 +135,9 @@ class _Team:
         self._workers.remove(worker)
         self._busy = {future: other for future, other in self._busy.items() if other is not worker}
         said = _ending(None if worker.process is None else worker.process.exitcode)
-        if not worker.given:
+        if not worker.assigned:
             raise SweepError(_cannot_start(said))
-        ran, *next_ones = (given for given, _ in worker.given)
+        ran, *next_ones = (given for given, _ in worker.assigned)
         self._waiting.extendleft(reversed(next_ones))
         if ran.number < TRIES:
             self._waiting.appendleft(_Try(ran.cell, ran.number + 1))
@@ -149,7 +149,7 @@ class _Team:
     def _hire(self) -> None:
         """Start a worker; it says hello before it gets a cell, so that one that cannot start blames none."""
         pool = ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(self._given,)
+            1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(self._inputs,)
         )
         with _quiet_start():
             before = set(multiprocessing.active_children())
@@ -168,13 +168,13 @@ class _Team:
             except BrokenProcessPool as error:  # it was killed while it waited
                 future = Future()
                 future.set_exception(error)
-            worker.given.append((given, future))
+            worker.assigned.append((given, future))
             self._busy[future] = worker
 
     def _may_have_another(self, worker: _Worker) -> bool:
         """Return whether a worker has nothing, or one cell alone that is expected to be short."""
-        alone = worker.given[0][0].cell if len(worker.given) == 1 else None
-        return not worker.given or (alone is not None and self._lengths.expected_s(alone) <= SHORT_S)
+        alone = worker.assigned[0][0].cell if len(worker.assigned) == 1 else None
+        return not worker.assigned or (alone is not None and self._lengths.expected_s(alone) <= SHORT_S)
 
 
 def _ending(code: int | None) -> str:
@@ -202,20 +202,20 @@ def _quiet_start() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)  # Ctrl-C that came meanwhile is heard here
 
 
-def _cannot_start(said: str) -> str:
+def _cannot_start(reason: str) -> str:
     return (
-        f"no worker can start: {said} before it had a cell (what it said is above). In a script, call sweep() under "
+        f"no worker can start: {reason} before it had a cell (what it said is above). In a script, call sweep() under "
         "'if __name__ == \"__main__\":', for each worker imports the script; or run in this process: workers=0."
     )
 
 
-_given: tuple[Inputs, bool] | None = None
+_inputs: tuple[Inputs, bool] | None = None
 
 
-def _begin(given: bytes) -> None:
+def _begin(inputs: bytes) -> None:
     """Take what cells are made of, and end when the parent does."""
-    global _given
-    _given = pickle.loads(given)
+    global _inputs
+    _inputs = pickle.loads(inputs)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -227,7 +227,7 @@ def _end_with_parent() -> None:
 
 
 def _run(cell: Cell) -> CellOutcome:
-    if _given is None:
+    if _inputs is None:
         raise SweepError("a worker that was given nothing has no cells to run.")
-    inputs, keep = _given
+    inputs, keep = _inputs
     return run_cell(cell, inputs=inputs, keep=keep)

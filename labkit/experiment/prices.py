@@ -28,7 +28,7 @@ def priced(scheduler: Scheduler, prices: Mapping[str, float] | None) -> Schedule
     return with_prices
 
 
-def prices_of(given: Mapping[str, float] | str | Path | None) -> dict[str, float] | None:
+def prices_of(source: Mapping[str, float] | str | Path | None) -> dict[str, float] | None:
     """Return prices: themselves, of `type=dollars,...`, or of a file with `type=dollars` or `type,dollars` a line.
 
     Raise InputError if it is neither; the message names the part that cannot be read.
@@ -36,14 +36,14 @@ def prices_of(given: Mapping[str, float] | str | Path | None) -> dict[str, float
     >>> prices_of("v100=2.48, a100=3.2")
     {'v100': 2.48, 'a100': 3.2}
     """
-    if given is None or isinstance(given, Mapping):
-        return None if given is None else dict(given)
-    text = str(given)
+    if source is None or isinstance(source, Mapping):
+        return None if source is None else dict(source)
+    text = str(source)
     parts = text.split(",") if "=" in text and not Path(text).exists() else _lines(text)
-    told = [part.strip() for part in parts if part.strip()]
-    _refuse_twice(told)
+    parts = [part.strip() for part in parts if part.strip()]
+    _refuse_twice(parts)
     prices: dict[str, float] = {}
-    for i, part in enumerate(told):
+    for i, part in enumerate(parts):
         kind, _, price = (word.strip() for word in part.partition("="))
         try:
             prices[kind] = float(price)

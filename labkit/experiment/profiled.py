@@ -53,7 +53,7 @@ def without_cold_starts(profile: TestbedProfile | str | Path) -> TestbedProfile:
 
 
 def interference_of(speed: SpeedModel) -> Level | None:
-    """Return what a testbed's profile says of co-located jobs, for schedulers; None: too little, or no profile.
+    """Return the interference in a testbed's profile, for schedulers; None: too little, or no profile.
 
     >>> interference_of(None) is None
     True
@@ -68,7 +68,7 @@ def interference_of(speed: SpeedModel) -> Level | None:
 
 
 def overheads(profile: TestbedProfile) -> Overheads:
-    """Return what starts and rescales cost where the speed model does not know: the same whatever runs beside them."""
+    """Return the costs of starts and rescales where the speed model has none: the same whatever runs beside them."""
     return Overheads(
         start_s=typical(profile, "start"), restart_s=typical(profile, "restart"), rescale_s=typical(profile, "rescale")
     )

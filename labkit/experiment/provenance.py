@@ -47,12 +47,12 @@ def versions() -> dict[str, str]:
 
 
 def host() -> str:
-    """Return what kind of machine this is, without its name."""
+    """Return the kind of this machine, without its name."""
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
 
 
 def command() -> str:
-    """Return what was typed, if it was a command of labkit; "" in a notebook."""
+    """Return the typed command line, if it was a command of labkit; "" in a notebook."""
     program = Path(sys.argv[0]).name if sys.argv else ""
     return shlex.join([program, *sys.argv[1:]]) if program == "labkit" else ""
 

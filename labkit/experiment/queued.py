@@ -16,17 +16,17 @@ from labkit.core.consent import Trust, keep, stored
 from labkit.core.errors import InputError, TakenOverError
 from labkit.core.jobs import Jobs
 from labkit.core.text import human_s
-from labkit.experiment.asked import schedulers_of
 from labkit.experiment.deployed import attach, run_opened
 from labkit.experiment.opener import LEASE_S, Preflight
 from labkit.experiment.provenance import command
 from labkit.experiment.scenario import OPTIONS, Fields, Scenario
 from labkit.experiment.time_limit import checked_limit
+from labkit.experiment.validation import schedulers_of
 from labkit.results import files
 from labkit.results.files import RunLock
-from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, known_queues, ordered
+from labkit.results.queue import FOLDER, QUEUE, TRACE, QueuedRun, QueueState, RunQueue, ordered, queue_names
 from labkit.results.record import RunRecord
-from labkit.results.store import known_runs, load
+from labkit.results.store import load, run_ids
 from labkit.system.printing import printable
 from labkit.testbed.run.backend import STATE
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 _FILE: Final = re.compile(r"""(?:(?<=^)|(?<=[='"]))[^'"=(),]+\.py(?=:)""")
 """A file of one's own in the name of a scheduler."""
 OF_JOBS: Final = ("format", "first")
-KEPT: Final = frozenset(name for name, option in OPTIONS.items() if not option.simulated and name not in OF_JOBS)
+RUN_FIELDS: Final = frozenset(name for name, option in OPTIONS.items() if not option.simulated and name not in OF_JOBS)
 """Fields of a scenario that a queue keeps for its runs; those about its jobs are done when it begins."""
-Told = Callable[[QueuedRun, "RunRecord | None"], None]
+OnRunEnd = Callable[[QueuedRun, "RunRecord | None"], None]
 """Called when a run is over, with its record where it has one."""
 
 
@@ -81,34 +81,34 @@ def plan_queue(
     from labkit.testbed.inventory import Inventory
     from labkit.testbed.run.training import TrainingTable
 
-    asked = Scenario.of(jobs, **fields)
-    taken, training = replace(asked, arrival_rate=1.0, epoch_error=0.0).jobs(), training or TrainingTable()
+    scenario = Scenario.of(jobs, **fields)
+    taken, training = replace(scenario, arrival_rate=1.0, epoch_error=0.0).jobs(), training or TrainingTable()
     hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
-    given = _kept(asked)
+    stored = _stored_fields(scenario)
     runs = tuple(ordered([str(name) for name in schedulers_of(schedulers)], repeat=repeat))
     for each in runs[: len({run.scheduler for run in runs})]:
         Preflight.of(
             taken, inventory=hosts, scheduler=each.scheduler, training=training, lease_s=lease_s, retries=retries,
-            **{**given, "history": None},
+            **{**stored, "history": None},
         )  # fmt: skip
     queue = RunQueue(
         trace=taken.name, inventory=str(hosts.path.absolute()), time_limit_s=checked_limit(time_limit_s),
         began=datetime.now(UTC).isoformat(timespec="seconds"), command=command(), where=str(Path.cwd()),
         training=training.to_json(),
-        options={**given, "lease_s": lease_s},
+        options={**stored, "lease_s": lease_s},
         retries={} if retries is None else asdict(retries), runs=runs,
     )  # fmt: skip
     return queue, taken, hosts
 
 
-def _kept(asked: Scenario) -> dict[str, Any]:
+def _stored_fields(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario's fields as the queue's file keeps them: plain values, files by their absolute paths."""
-    told = {name: value for name, value in asked.plain().items() if name not in ("trace", "cluster", *OF_JOBS)}
-    if odd := [*told.get("own", ()), *(name for name in told if name not in {*KEPT, "own"})]:
-        raise InputError(f"a queue keeps no {odd[0]} for its runs; expected some of {', '.join(sorted(KEPT))}.")
+    plain = {name: value for name, value in scenario.plain().items() if name not in ("trace", "cluster", *OF_JOBS)}
+    if odd := [*plain.get("own", ()), *(name for name in plain if name not in {*RUN_FIELDS, "own"})]:
+        raise InputError(f"a queue keeps no {odd[0]} for its runs; expected some of {', '.join(sorted(RUN_FIELDS))}.")
     return {
         name: str(Path(value).absolute()) if OPTIONS[name].may_be_file and _is_file(value) else value
-        for name, value in told.items()
+        for name, value in plain.items()
     }
 
 
@@ -123,12 +123,12 @@ def refuse_taken(name: str, *, runs: str | Path) -> None:
     """
     if not FOLDER.fullmatch(name):
         raise InputError(f"--name is '{name}'; expected letters, digits, '.', '_' and '-', at most 100.")
-    if name in known_queues(runs):
+    if name in queue_names(runs):
         raise InputError(
             f"queue '{name}' is in {runs} already; go on with it by --resume {name}, or take another --name."
         )
     if (Path(runs) / name).exists():
-        kind = "run" if name in known_runs(runs) else "folder"
+        kind = "run" if name in run_ids(runs) else "folder"
         raise InputError(f"{runs} has a {kind} '{name}' already; take another --name.")
 
 
@@ -154,7 +154,7 @@ def begin_queue(queue: RunQueue, jobs: Jobs, *, name: str, runs: str | Path) -> 
 
 
 def work_queue(
-    folder: Path, *, again: bool = False, progress: bool = False, tell: Told | None = None, trust: Trust = False
+    folder: Path, *, again: bool = False, progress: bool = False, tell: OnRunEnd | None = None, trust: Trust = False
 ) -> RunQueue:
     """Carry out what is left of a queue, and return it; a run that fails is kept and told, and the rest goes on.
 
@@ -204,12 +204,13 @@ def _agreed(queue: RunQueue, jobs: Jobs, folder: Path) -> None:
     """Refuse a queue whose runs cannot begin, before the first one does: all that it names needs consent."""
     from labkit.testbed.inventory import Inventory
 
-    if odd := set(queue.options) - {*KEPT, "lease_s"}:
+    if odd := set(queue.options) - {*RUN_FIELDS, "lease_s"}:
         raise InputError(f"{folder / QUEUE} has the option {printable(min(odd))!r}, which no queue has.")
     hosts, training, retries = Inventory.read(queue.inventory), _training(queue, folder), _retries(queue)
     for scheduler in dict.fromkeys(each.scheduler for each in queue.left):
         Preflight.of(
-            jobs, inventory=hosts, scheduler=_found(scheduler, queue.where), training=training, retries=retries,
+            jobs, inventory=hosts, scheduler=_with_absolute_paths(scheduler, queue.where), training=training,
+            retries=retries,
             **{**queue.options, "history": None},
         )  # fmt: skip
 
@@ -250,7 +251,7 @@ def _outcome(
     """Carry out a run; return its record, and what the queue is to say of it."""
     resumed = each.resumed
     try:
-        if _has_begun(folder / each.run):
+        if _started_on_hosts(folder / each.run):
             resumed += each.state != QueueState.PLANNED
             record = _gone_on(each, queue, folder, progress=progress, trust=trust)
         else:
@@ -280,7 +281,7 @@ def _judged(record: RunRecord, limit_s: float | None) -> dict[str, Any]:
     return {"state": QueueState.CUT, "why": f"time limit of {human_s(limit_s)}: {done}"}
 
 
-def _has_begun(folder: Path) -> bool:
+def _started_on_hosts(folder: Path) -> bool:
     """Return whether something of a run may be on hosts; a folder of one that had not begun there is removed."""
     if (folder / STATE).is_file():
         return True
@@ -292,7 +293,8 @@ def _has_begun(folder: Path) -> bool:
 def _run(each: QueuedRun, queue: RunQueue, jobs: Jobs, folder: Path, *, progress: bool) -> RunRecord:
     """Begin a run and drive it to its end."""
     opener = Preflight.of(
-        jobs, inventory=queue.inventory, scheduler=_found(each.scheduler, queue.where), name=each.scheduler,
+        jobs, inventory=queue.inventory, scheduler=_with_absolute_paths(each.scheduler, queue.where),
+        name=each.scheduler,
         runs=folder, retries=_retries(queue), training=_training(queue, folder), run=each.run,
         config={"queue": folder.name, "repeat": each.repeat, "time_limit_s": queue.time_limit_s},
         **{**queue.options, "history": None},
@@ -306,7 +308,7 @@ def _training(queue: RunQueue, folder: Path) -> TrainingTable:
     return TrainingTable.stored(queue.training, folder)
 
 
-def _found(scheduler: str, where: str) -> str:
+def _with_absolute_paths(scheduler: str, where: str) -> str:
     """Return the name of a scheduler; files of one's own by their absolute paths.
 
     >>> _found("mine.py:Mine(k=2)", "/users/ada"), _found("a=drf(placer='mine.py:P')", "/users/ada")

@@ -40,7 +40,7 @@ class Range:
 
     @classmethod
     def read(cls, text: str) -> Range:
-        """Return what was typed.
+        """Return the range as it was typed.
 
         >>> Range.read("quantum_s=60:3600:log"), Range.read("placer=pack,spread").values
         (Range(name='quantum_s', low=60, high=3600, log=True, values=()), ('pack', 'spread'))
@@ -87,7 +87,7 @@ class Range:
         return min(here - low, high - here) <= 0.02 * (high - low)
 
     def distribution(self) -> BaseDistribution:
-        """Return what Optuna draws from."""
+        """Return the distribution that Optuna draws from."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.values:

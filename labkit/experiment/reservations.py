@@ -175,23 +175,23 @@ class Reservations:
             raise InputError(f"two reservations are called {twice}; give each a name of its own.")
 
     @classmethod
-    def of(cls, said: Reservations | Sequence[Reservation] | Mapping[str, Mapping[str, Any]] | str | Path) -> Self:
+    def of(cls, source: Reservations | Sequence[Reservation] | Mapping[str, Mapping[str, Any]] | str | Path) -> Self:
         """Return reservations of a list, of a mapping by name, or of a TOML file with tables [reservation.NAME].
 
         Raise InputError if it is none of them.
         """
-        if isinstance(said, Reservations):
-            return cls(said.each)
-        if isinstance(said, str | Path):
-            said = read_table(Path(said), key="reservation", what="reservations", expected=EXPECTED)
-        if isinstance(said, Mapping):
-            return cls(tuple(_made(name, given) for name, given in said.items()))
-        if odd := next((one for one in said if not isinstance(one, Reservation)), None):
+        if isinstance(source, Reservations):
+            return cls(source.each)
+        if isinstance(source, str | Path):
+            source = read_table(Path(source), key="reservation", what="reservations", expected=EXPECTED)
+        if isinstance(source, Mapping):
+            return cls(tuple(_reservation_of(name, table) for name, table in source.items()))
+        if odd := next((one for one in source if not isinstance(one, Reservation)), None):
             raise InputError(
                 f"reservations has {shortened(repr(odd))}; expected Reservation(name, hosts, ...), a mapping by name, "
                 "or a TOML file."
             )
-        return cls(tuple(said))
+        return cls(tuple(source))
 
     def machines(self, cluster: Cluster) -> Bools:
         """Return which machines each holds, (R, M).
@@ -209,7 +209,7 @@ class Reservations:
         return held
 
     def holds(self, jobs: Jobs, cluster: Cluster) -> tuple[Hold, ...]:
-        """Return what they will keep from which jobs, each day of a daily one by itself."""
+        """Return the holds on machines, each day of a daily one by itself."""
         found = []
         for one, machines in zip(self.each, self.machines(cluster), strict=True):
             theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users if user in jobs.users])
@@ -243,13 +243,13 @@ def unmet(jobs: Jobs, reservations: Reservations | None) -> list[str]:
     ]
 
 
-def _made(name: str, given: Any) -> Reservation:
+def _reservation_of(name: str, table: Any) -> Reservation:
     """Return the reservation of a table."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"reservation {name} is {shortened(repr(given))}; {EXPECTED}.")
+    if not isinstance(table, Mapping):
+        raise InputError(f"reservation {name} is {shortened(repr(table))}; {EXPECTED}.")
     known = {f.name: f for f in fields(Reservation) if f.name != "name"}
     values: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in table.items():
         if key not in known:
             raise unknown(f"key of reservation {name}", str(key), known)
         values[key] = _value(name, key, value)

@@ -117,7 +117,7 @@ class ReservationControl:
     def evicted(self, now_s: float) -> Placement:
         """Return the decision that takes the tasks of jobs from hosts of which a reservation holds others off."""
         parts = self._now(now_s)
-        jobs, _, group = self._held()
+        jobs, _, group = self._allocated_tasks()
         part, reasons = parts.of_group[group], []
         for r, one in enumerate(self._each):
             if r in parts.may and one.running == "preempt":
@@ -141,13 +141,13 @@ class ReservationControl:
         return without(placement, np.unique(named[wrong]), reason="a reservation holds hosts that it was to have")
 
     def schedule(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers about each part of the cluster."""
+        """Return the answer of a scheduler for each part of the cluster."""
         parts = self._now(snapshot.now_s)
         if parts.plain:
             return scheduler.schedule(snapshot)
         active = snapshot.jobs.number
         at = np.full(len(self._own), NOWHERE, np.int32)
-        jobs, first, group = self._held()
+        jobs, first, group = self._allocated_tasks()
         if len(jobs):
             part = parts.of_group[group]
             low, high = np.minimum.reduceat(part, first), np.maximum.reduceat(part, first)
@@ -218,7 +218,7 @@ class ReservationControl:
             self._fits[key] = fitting_on(self._ledger.jobs, self._cluster, self._runs_on, machines=machines)
         return self._fits[key]
 
-    def _held(self) -> tuple[Ints, Ints, Ints]:
+    def _allocated_tasks(self) -> tuple[Ints, Ints, Ints]:
         """Return the job of each row of tasks that are held, where the rows of each job begin, and device groups."""
         ledger = self._ledger
         active = ledger.active()

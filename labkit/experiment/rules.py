@@ -11,14 +11,14 @@ from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.experiment.reservations import Reservations
 
-KEPT: Final = "no other job starts there while one holds, under every scheduler"
+EXCLUSIVE: Final = "no other job starts there while one holds, under every scheduler"
 
 
 def rules(quotas: Quotas | None, reservations: Reservations | None, hosting: HostRules | None = None) -> list[str]:
     """Return a sentence for each rule; they need no warning."""
-    said = [] if hosting is None else [f"machines: {hosting.said}, under every scheduler"]
-    said += [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
-    return said if reservations is None else [*said, f"reservations: {reservations}; {KEPT}"]
+    sentences = [] if hosting is None else [f"machines: {hosting.description}, under every scheduler"]
+    sentences += [] if quotas is None else [f"quotas: {quotas}; {BEYOND}"]
+    return sentences if reservations is None else [*sentences, f"reservations: {reservations}; {EXCLUSIVE}"]
 
 
 def refuse_unruly(

@@ -12,10 +12,10 @@ from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools
-from labkit.experiment.asked import refuse_twice, schedulers_of
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Session
+from labkit.experiment.validation import refuse_twice, schedulers_of
 from labkit.results.comparison import Runs
 from labkit.results.record import RunRecord
 from labkit.schedulers import named

@@ -293,7 +293,7 @@ class Scenario:
         return [(name, value) for name in names if isinstance(value := getattr(self, name), str | Path)]
 
     def jobs(self) -> Jobs:
-        """Return what arrives: the first jobs of the trace, at its arrival rate, with their true epochs."""
+        """Return the jobs that arrive: the first ones of the trace, at its arrival rate, with their true epochs."""
         import numpy as np
 
         from labkit.core.jobs import Jobs
@@ -366,7 +366,7 @@ class Scenario:
             raise InputError(f"{path}: there is no such file; check the path.") from None
         except (ValueError, UnicodeDecodeError) as error:
             raise InputError(f'{path} cannot be read ({error}); expected TOML, as trace = "demo".') from None
-        return cls.told(told, source=str(path))
+        return cls.from_plain(told, source=str(path))
 
     @classmethod
     def of_run(cls, record: RunRecord, *, trust: Trust = False, **changes: Unpack[Fields]) -> Self:
@@ -386,7 +386,7 @@ class Scenario:
             raise InputError(f"run '{record.info.run}' holds no scenario; it is of an older labkit, or of machines.")
         named = current(changes)
         kept = {name: value for name, value in current(told).items() if name not in OF_JOBS and name not in named}
-        made = cls.told(kept, source=f"run '{record.info.run}'", trace=record.jobs, **named)
+        made = cls.from_plain(kept, source=f"run '{record.info.run}'", trace=record.jobs, **named)
         with stored(trust):
             for name, file in made.files:
                 if name in kept:
@@ -396,7 +396,7 @@ class Scenario:
         return made
 
     @classmethod
-    def told(cls, told: Any, *, source: str, **others: Any) -> Self:
+    def from_plain(cls, plain: Any, *, source: str, **others: Any) -> Self:
         """Return the scenario that `plain` wrote down; `others` stand in for what it says.
 
         Raises
@@ -404,13 +404,13 @@ class Scenario:
         InputError
             If it is none, or something of it could not be written down and is not given.
         """
-        if not isinstance(told, Mapping) or not (isinstance(told.get("trace"), str) or "trace" in others):
+        if not isinstance(plain, Mapping) or not (isinstance(plain.get("trace"), str) or "trace" in others):
             raise InputError(f'{source} holds no scenario; expected at least trace = "demo" and cluster = "demo".')
-        if missing := [name for name in told.get("own", ()) if name not in others]:
+        if missing := [name for name in plain.get("own", ()) if name not in others]:
             raise InputError(
                 f"{source} cannot be made again: its {', '.join(map(str, missing))} came from Python; give it again."
             )
-        named = current({name: value for name, value in told.items() if name != "own"}) | current(others)
+        named = current({name: value for name, value in plain.items() if name != "own"}) | current(others)
         for name in named:
             if name not in DEFAULTS and name != "trace":
                 raise unknown(f"field of the scenario {source}", str(name), sorted(DEFAULTS))
@@ -501,7 +501,7 @@ def _refuse_odd_windows(trace: Any, windows: int | None) -> None:
 
 
 def current(named: Mapping[str, object]) -> dict[str, Any]:
-    """Return what fields were given under their names, where some have former ones.
+    """Return the given fields under their present names, where some have former ones.
 
     Raises
     ------

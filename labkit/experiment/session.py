@@ -161,7 +161,7 @@ class Session:
         return self.backend.now_s
 
     def snapshot(self) -> Snapshot:
-        """Return what a scheduler may know now."""
+        """Return the snapshot that a scheduler may know now."""
         now_s, number = self.backend.now_s, self.n_decisions
         if self._admission is None and self._gate is None:
             return Snapshot(self.ledger, now_s=now_s, number=number, runs_on=self.runs_on)
@@ -279,7 +279,7 @@ class Session:
         return self.log.rows
 
     def _decision(self, scheduler: Scheduler, snapshot: Snapshot) -> Placement:
-        """Return what a scheduler answers, about each part of the cluster where something divides it."""
+        """Return the answer of a scheduler, for each part of the cluster where something divides it."""
         if self._reserving is not None:
             return self._reserving.schedule(scheduler, snapshot)
         return scheduler.schedule(snapshot) if self._hosts is None else self._hosts.schedule(scheduler, snapshot)
@@ -390,7 +390,7 @@ class Session:
         ids = self.ledger.active()
         stuck = ids[(self.ledger.belief["phase"][ids] == HOLDING) & ~(self.ledger.belief["speed"][ids] > 0)]
         if len(stuck) and len(stuck) == self.ledger.n_holding:
-            held = self.ledger.book.held[stuck[0]]
+            held = self.ledger.book.allocations[stuck[0]]
             raise StalledError(
                 f"{len(stuck)} jobs run without progress, and nothing else will ever happen. The first is job "
                 f"{self.backend.jobs.id[stuck[0]]} with {held['n_workers']} workers and {held['n_ps']} PSs; choose a "

@@ -137,7 +137,7 @@ def _by_type(kind: str, jobs: Jobs, cluster: Cluster, throughputs: str | Path | 
 
     given = type_speeds(jobs, cluster, kind=kind, throughputs=throughputs)
     if given is not None:
-        return GavelSpeed(jobs, cluster, throughputs=given.table, strict=strict, description=given.said)
+        return GavelSpeed(jobs, cluster, throughputs=given.table, strict=strict, description=given.description)
     table = None if throughputs is None else Throughputs.read(throughputs)
     return GavelSpeed(jobs, cluster, throughputs=table, strict=strict)
 
@@ -266,7 +266,7 @@ def declared(jobs: Jobs, speed: SpeedModel) -> Jobs:
     return jobs.with_columns(duration_s=np.where(unknown_s, speed.durations_s(), jobs.duration_s))
 
 
-def asked_speed(
+def resolve_speed(
     jobs: Jobs,
     cluster: Cluster,
     *,

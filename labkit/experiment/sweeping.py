@@ -148,7 +148,7 @@ def sweep(
 
 
 def plan(grid: Grid, inputs: Inputs) -> dict[str, Any]:
-    """Return what a sweep's folder remembers of its grid."""
+    """Return the record of its grid in a sweep's folder."""
     return {"axes": dict(grid.axes), "meanings": inputs.meanings(grid), **provenance.stamp()}
 
 
@@ -178,7 +178,7 @@ def default_workers() -> int:
 def _runner(
     inputs: Inputs, *, workers: int | None, client: Client | None, keep: bool
 ) -> Callable[[Sequence[Cell]], Any]:
-    """Return what runs cells, as an iterator that can be closed."""
+    """Return the outcomes of running cells, as an iterator that can be closed."""
     n = default_workers() if workers is None else workers
     if client is not None:
         return lambda cells: on_dask(cells, inputs=inputs, client=client, keep=keep)
@@ -213,12 +213,12 @@ def _age_notes(store: Store) -> list[str]:
 
 
 def _notes_of_done(grid: Grid, store: Store) -> list[str]:
-    """Return what was noted of the cells that are not run again."""
+    """Return the notes on the cells that are not run again."""
     return [note for cell in grid.cells for note in store.rows.get(cell.id, {}).get("notes", ())]
 
 
 def _reserved_notes(grid: Grid, store: Store) -> list[str]:
-    """Return what reservations did to the jobs of all cells."""
+    """Return the effects of reservations on the jobs of all cells."""
     return reserved_in(store.rows[cell.id] for cell in grid.cells if cell.id in store.rows)
 
 
@@ -312,7 +312,7 @@ def compare_on_seeds(
         first = table[(table["seed"] == grid.axes["seed"][0]) & (table["run"] != "")]
         found = [load(run) for run in first["run"]] if records else []
         if runs is not None:
-            table = table.assign(run=[_kept(run, runs) if run else "" for run in table["run"]])
+            table = table.assign(run=[_store_run(run, runs) if run else "" for run in table["run"]])
         else:
             table = table.assign(run="")
     return Seeded(table, found)
@@ -330,7 +330,7 @@ def _scratch(folder: Path | None, *, keep: bool) -> Iterator[Path | None]:
         yield Path(scratch) / "sweep"
 
 
-def _kept(run: str, folder: Path) -> str:
+def _store_run(run: str, folder: Path) -> str:
     """Move a run to where runs are kept, under the next free id."""
     source = Path(run)
     info = files.read_info(source / "run.json")

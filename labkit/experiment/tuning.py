@@ -167,11 +167,11 @@ def tune(
     inputs = Inputs.of(grid)
     check(grid, inputs)
     up = metric in HIGHEST if highest is None else highest
-    asked = {
+    settings = {
         "scheduler": scheduler, "ranges": [repr(each) for each in ranges], "metric": metric, "highest": up,
         "seed": seed, "axes": dict(grid.axes), "meanings": inputs.meanings(grid),
     }  # fmt: skip
-    with _Folder(folder, asked) as path:
+    with _Folder(folder, settings) as path:
         study = _study(optuna, path, up=up)
         if not study.trials:
             study.enqueue_trial({each.name: own[each.name] for each in ranges if each.holds(own[each.name])})
@@ -292,7 +292,7 @@ def _with(scheduler: str, values: dict[str, Value]) -> str:
 
 
 def _own_values(scheduler: str, ranges: Sequence[Range]) -> dict[str, Any]:
-    """Return what a scheduler gives by itself to the options that are searched, parts of it by their names.
+    """Return the defaults of a scheduler for the options that are searched, parts of it by their names.
 
     Raise InputError if there are none, or one is no option of the scheduler, or stands in its name already.
     """
@@ -360,10 +360,10 @@ def _plan_in(path: Path) -> dict[str, Any]:
 class _Folder:
     """The folder of one search, which one process has at a time."""
 
-    def __init__(self, folder: str | Path, asked: dict[str, Any]) -> None:
+    def __init__(self, folder: str | Path, settings: dict[str, Any]) -> None:
         self._path = Path(folder)
-        plain = json.loads(json.dumps(asked))  # as it is read back
-        self._asked = {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
+        plain = json.loads(json.dumps(settings))  # as it is read back
+        self._settings = {**plain, "digest": hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()}
 
     def __enter__(self) -> Path:
         plan = self._path / PLAN
@@ -376,15 +376,15 @@ class _Folder:
         make_writable(self._path)
         self._lock = RunLock(self._path)
         if not plan.exists():
-            write_text(plan, json.dumps(self._asked, indent=1) + "\n")
+            write_text(plan, json.dumps(self._settings, indent=1) + "\n")
         return self._path
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     def _refuse_other(self, old: dict[str, Any]) -> None:
-        if old.get("digest") != self._asked["digest"]:
-            apart = [name for name in self._asked if name != "digest" and old.get(name) != self._asked[name]]
+        if old.get("digest") != self._settings["digest"]:
+            apart = [name for name in self._settings if name != "digest" and old.get(name) != self._settings[name]]
             raise InputError(
                 f"{self._path} holds another search: {', '.join(apart)} differ. Take another folder, or ask as before."
             )

@@ -38,7 +38,7 @@ class _Kernel(CPUDispatcher):
     """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return what a call from another kernel resolves to."""
+        """Return the function that a call from another kernel resolves to."""
         return super().get_call_template(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
 
     def compile(self, sig: Any) -> Any:

@@ -27,10 +27,10 @@ class _Flags(Flags):
         """Return the one object for all flags like these but for wrappers; numba compares flags at each call."""
         made = _Flags(self)
         made.no_cpython_wrapper = made.no_cfunc_wrapper = True
-        return _KNOWN.setdefault(made.summary(), made)
+        return _FLAGS.setdefault(made.summary(), made)
 
 
-_KNOWN: dict[str, _Flags] = {}
+_FLAGS: dict[str, _Flags] = {}
 
 
 class KernelCompiler(CompilerBase):

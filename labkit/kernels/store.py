@@ -32,8 +32,8 @@ from numba.core.serialize import dumps
 from labkit.kernels.compiler import KeptLibrary
 
 PACKAGE: Final = Path(__file__).parents[1]
-BESIDE: Final = PACKAGE / "__kernels__"
-KEPT_DAYS: Final = 30
+PACKAGE_FOLDER: Final = PACKAGE / "__kernels__"
+MAX_AGE_DAYS: Final = 30
 NAMED: Final = "LABKIT_KERNELS"
 """The environment's name for a folder of the user's choice."""
 
@@ -91,7 +91,7 @@ class _Files:
         self._dispatcher, self._name = dispatcher, name
 
     def load(self, key: Any) -> Any:
-        """Return what was kept for a signature and processor; None: nothing."""
+        """Return the stored code for a signature and processor; None: none."""
         name = self._file(key)
         for folder in folders():
             with suppress(Exception):  # whatever is wrong with a file, the kernel can be compiled again
@@ -126,15 +126,15 @@ def folders(*, create: bool = False) -> list[Path]:
     """Return the folders in which kernels may lie, in order, without those that others could write to."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     named = os.environ.get(NAMED)
-    places = [Path(named)] if named else [BESIDE, Path(home) / "labkit" / "kernels"]
+    places = [Path(named)] if named else [PACKAGE_FOLDER, Path(home) / "labkit" / "kernels"]
     if create:
         for place in places:
             with suppress(OSError):
                 place.mkdir(parents=True, exist_ok=True)
-    return [place for place in places if _is_ours(place)]
+    return [place for place in places if _is_trusted(place)]
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_trusted(folder: Path) -> bool:
     """Return whether a folder is there, and of this user, or of the package's owner, and closed to others.
 
     A kernel that is loaded is code that runs.
@@ -169,7 +169,7 @@ def _forget(folder: Path, name: str) -> None:
     """Delete what was kept of a kernel, and not used for a month."""
     for path in folder.glob(f"{name}-*"):
         with suppress(OSError):
-            if _age_days(path) > KEPT_DAYS:
+            if _age_days(path) > MAX_AGE_DAYS:
                 path.unlink()
 
 

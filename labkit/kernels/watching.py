@@ -21,14 +21,14 @@ class Compiling:
     ----------
     seconds : float
         Wall-clock seconds that it took.
-    n_begun : int
+    n_compiled : int
         Kernels that it began to compile.
     over : Event
         Set once no caller watches any more.
     """
 
     seconds: float = 0.0
-    n_begun: int = 0
+    n_compiled: int = 0
     over: threading.Event = field(default_factory=threading.Event)
     _depth: int = 0
     _began: float = 0.0
@@ -37,8 +37,8 @@ class Compiling:
         """Note that a kernel is being compiled, perhaps within another one."""
         self._began = time.perf_counter() if not self._depth else self._began
         self._depth += 1
-        self.n_begun += 1
-        if self.n_begun == 1 and sys.stderr.isatty():
+        self.n_compiled += 1
+        if self.n_compiled == 1 and sys.stderr.isatty():
             _tell_once()
             threading.Thread(target=self._tick, daemon=True).start()
 
@@ -52,9 +52,9 @@ class Compiling:
         """Show a dot every other second in which something was compiled, so that a terminal is never still for long."""
         seen = 0
         while not self.over.wait(TICK_S):
-            if self._depth or self.n_begun != seen:
+            if self._depth or self.n_compiled != seen:
                 print(".", end="", file=sys.stderr, flush=True)
-            seen = self.n_begun
+            seen = self.n_compiled
 
 
 @contextmanager
@@ -78,11 +78,11 @@ def watched() -> Iterator[Compiling]:
         seen.over.set()
 
 
-_told: list[bool] = []
+_announced: list[bool] = []
 
 
 def _tell_once() -> None:
     """Say, once in a process, what the user waits for."""
-    if not _told:
+    if not _announced:
         print("compiling kernels: once after an install or an update, some seconds ...", file=sys.stderr)
-    _told.append(True)
+    _announced.append(True)

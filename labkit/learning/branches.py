@@ -53,7 +53,7 @@ def _copy(batch: Batch, source: int, target: int) -> None:
     _take_over(batch.malleable, source, target)
     _take_over(batch.pair_of, source, target)
     _take_over(batch.kind, source, target)
-    _take_over(batch.asked, source, target)
+    _take_over(batch.requested, source, target)
     _take_over(batch.most, source, target)
     _go_back(batch, source, target)
 
@@ -65,14 +65,14 @@ def _go_back(batch: Batch, source: int, target: int) -> None:
     for j in range(batch.episode[source].n_jobs):
         batch.job[target, j] = batch.job[source, j]
     _take_over(batch.n, source, target)
-    _take_over(batch.n_held, source, target)
-    _take_over(batch.given, source, target)
-    _take_over(batch.held, source, target)
+    _take_over(batch.n_before, source, target)
+    _take_over(batch.placed, source, target)
+    _take_over(batch.placed_before, source, target)
     _take_over(batch.free, source, target)
     _take_over(batch.first, source, target)
     _take_over(batch.active, source, target)
     _take_over(batch.finds, source, target)
-    _take_over(batch.seen, source, target)
+    _take_over(batch.observation, source, target)
     _take_over(batch.mask, source, target)
 
 

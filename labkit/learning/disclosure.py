@@ -73,7 +73,7 @@ def policies() -> dict[str, tuple[WeightsFiles, Callable[[Path], Any]]]:
 
 
 def disclosure(name: str | Path) -> Disclosure:
-    """Return what a file holds; nothing in it is executed.
+    """Return the content of a file; nothing in it is executed.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from labkit.learning.env import ExperimentOf
 from labkit.learning.envs import SlotEnvs
 from labkit.learning.rollouts import N_SPARE, PATIENCE, episodes_of
 from labkit.learning.training import NetworkTraining, Outcome
-from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.network import N_TASK_FEATURES, Net, n_inputs
 from labkit.schedulers.dl2.policy import BEST, NOTHING, DecisionRecord, How, record
 from labkit.schedulers.dl2.weights import SpeedFit, Weights
 from labkit.speed.dl2 import THETA, fit, terms
@@ -88,19 +88,19 @@ class Policy(nn.Module):
     def __init__(self, n_models: int, n_units: int) -> None:
         super().__init__()
         self.n_models = n_models
-        self.seen = nn.Linear(n_seen(n_models), n_units)
-        self.held = nn.Parameter(0.2 * torch.randn(n_models, N_HELD, n_units))
+        self.seen = nn.Linear(n_inputs(n_models), n_units)
+        self.held = nn.Parameter(0.2 * torch.randn(n_models, N_TASK_FEATURES, n_units))
         self.middle = nn.Linear(n_units, n_units)
         self.worth = nn.Linear(n_units, 3)
         self.stop = nn.Parameter(torch.zeros(1))
         nn.init.orthogonal_(self.worth.weight, 0.01)
         nn.init.zeros_(self.worth.bias)
 
-    def forward(self, seen: Tensor, job: Tensor, held: Tensor) -> Tensor:
-        """Return what tasks are worth, (R, 3), to `job` (R,) of S jobs `seen` (S, F), with what is `held` (R, 6)."""
-        of_model = seen[:, : self.n_models][job]
-        mixed = (of_model[:, :, None] * held[:, None, :]).reshape(len(held), -1)
-        one = torch.relu(self.seen(seen)[job] + mixed @ self.held.reshape(-1, self.held.shape[-1]))
+    def forward(self, features: Tensor, job: Tensor, tasks: Tensor) -> Tensor:
+        """Return the logits of actions, (R, 3), to `job` (R,) of S jobs `features` (S, F) with `tasks` (R, 6)."""
+        of_model = features[:, : self.n_models][job]
+        mixed = (of_model[:, :, None] * tasks[:, None, :]).reshape(len(tasks), -1)
+        one = torch.relu(self.seen(features)[job] + mixed @ self.held.reshape(-1, self.held.shape[-1]))
         worth: Tensor = self.worth(torch.relu(self.middle(one)))
         return worth
 
@@ -146,7 +146,7 @@ class Trainer(NetworkTraining):
         self._record = self._room(1)
 
     def _room(self, n_slots: int) -> DecisionRecord:
-        return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_seen(len(self.models)))
+        return record(n_slots, n_jobs=self.recipe.n_jobs, n_features=n_inputs(len(self.models)))
 
     def _lesson(self, left: float) -> Outcome:
         return self._play_with_teacher(left), *self._learn(max(self.recipe.lesson_rate * left, 1e-4), imitates=True)
@@ -215,7 +215,7 @@ class Trainer(NetworkTraining):
         """Return the policy as it is, for a scheduler."""
         return Weights(self.policy.net(), tuple(self.models), self.slot_s, source, self._speeds, self.scenario)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         told = asdict(self.recipe) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
         return told | {"scenario": dict(self.scenario)}
 
@@ -228,9 +228,9 @@ class Trainer(NetworkTraining):
 class _Part:
     """Decisions of some slots: rows of the network as `Policy` takes them, and A actions, as in `DecisionRecord`."""
 
-    seen: Tensor
+    features: Tensor
     job: Tensor
-    held: Tensor
+    tasks: Tensor
     row: Tensor
     mask: Tensor
     action: Tensor
@@ -243,7 +243,7 @@ def loss_of(policy: Policy, part: _Part, *, clip: float | None) -> tuple[Tensor,
 
     `clip`: by how much a ratio of chances may differ from 1 (PPO); None: the decisions are a teacher's, to be imitated.
     """
-    worth = policy(part.seen, part.job, part.held)
+    worth = policy(part.features, part.job, part.tasks)
     scores = torch.cat([worth[part.row].flatten(1), policy.stop.expand(len(part.row), 1)], 1)
     log_chances = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1)
     mine = log_chances.gather(1, part.action[:, None])[:, 0]
@@ -261,28 +261,30 @@ class _Parts:
         n_seen_jobs, n_rows, n_actions, n_slots = map(int, rec.n)
         self._rec = rec
         slot_edges = np.linspace(0, n_slots, n + 1).astype(np.int64)
-        self._seen = np.append(rec.first[:n_slots], n_seen_jobs)[slot_edges]
-        self._rows = np.searchsorted(rec.job[:n_rows], self._seen)
+        self._jobs_at = np.append(rec.first[:n_slots], n_seen_jobs)[slot_edges]
+        self._rows = np.searchsorted(rec.job[:n_rows], self._jobs_at)
         self._actions = np.searchsorted(rec.slot[:n_actions], slot_edges)
         self._n_jobs = int(rec.n_jobs[:n_slots].max(initial=1))
         better = rec.reward[:n_slots] / (rec.reward[:n_slots].std() + 1e-8)
         self._better = np.clip(better, -MOST_BETTER, MOST_BETTER).astype(np.float32)
 
     def __len__(self) -> int:
-        return len(self._seen) - 1
+        return len(self._jobs_at) - 1
 
     def part(self, m: int) -> _Part | None:
         """Return a part; None where nothing was decided."""
         rec, n = self._rec, self._n_jobs
-        (s0, s1), (r0, r1), (a0, a1) = ((edges[m], edges[m + 1]) for edges in (self._seen, self._rows, self._actions))
+        (s0, s1), (r0, r1), (a0, a1) = (
+            (edges[m], edges[m + 1]) for edges in (self._jobs_at, self._rows, self._actions)
+        )
         if a0 == a1:
             return None
         last, action = 3 * rec.row.shape[1], rec.action[a0:a1]
         mask = np.column_stack([rec.mask[a0:a1, : 3 * n], rec.mask[a0:a1, -1]])
         return _Part(
-            seen=torch.from_numpy(rec.seen[s0:s1]),
+            features=torch.from_numpy(rec.features[s0:s1]),
             job=_whole(rec.job[r0:r1] - s0),
-            held=torch.from_numpy(held_of(rec.n_ps[r0:r1], rec.n_workers[r0:r1])),
+            tasks=torch.from_numpy(task_features(rec.n_ps[r0:r1], rec.n_workers[r0:r1])),
             row=_whole(np.maximum(rec.row[a0:a1, :n] - r0, 0)),
             mask=torch.from_numpy(mask),
             action=_whole(np.where(action == last, 3 * n, action)),
@@ -291,8 +293,8 @@ class _Parts:
         )
 
 
-def held_of(n_ps: Ints, n_workers: Ints) -> NDArray[np.float32]:
-    """Return what the network sees of tasks that rows hold, (R, 6): as the compiled policy makes it."""
+def task_features(n_ps: Ints, n_workers: Ints) -> NDArray[np.float32]:
+    """Return the network's features of the tasks of rows, (R, 6), as the compiled policy makes them."""
     p, w = n_ps.astype(np.float32), n_workers.astype(np.float32)
     columns = [p / 16, w / 16, np.sqrt(p) / 4, np.sqrt(w) / 4, p == 0, w == 0]
     return np.stack([np.asarray(column, np.float32) for column in columns], axis=1)

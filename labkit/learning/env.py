@@ -102,18 +102,18 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         self._done_s = np.full(len(experiment.jobs), np.inf)
         self._worth_before = 0.0
         self._begin_slot()
-        return self._seen(), self._info()
+        return self._observation(), self._info()
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Give tasks to a job, or let the slot pass; the reward comes with its end."""
         j, what = divmod(int(action), 3)
         if j < len(self._jobs) and self._give(int(self._jobs[j]), what):
-            return self._seen(), 0.0, False, False, self._info()
+            return self._observation(), 0.0, False, False, self._info()
         happened = self.session.step(self._trial.placement(), source="SlotEnv")
         reward = self._reward_of(happened)
         self._begin_slot()
         over = self.session.ledger.n_done == len(self._done_s)
-        return self._seen(), reward, over, bool(self.session.stalled), self._info()
+        return self._observation(), reward, over, bool(self.session.stalled), self._info()
 
     # --- the slot
 
@@ -132,7 +132,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         self._trial = Trial(self._snapshot, without=jobs.number)
         self._past = np.column_stack([jobs.n_slots_run, jobs.epochs_left])[: self._n_jobs]
 
-    def _asked(self, job: int, what: int) -> list[tuple[Role, int]]:
+    def _requested_tasks(self, job: int, what: int) -> list[tuple[Role, int]]:
         """Return the tasks that an action adds to those of a job; none: it may not have them."""
         table, trial = self._snapshot.table, self._trial
         if not table.malleable[job]:
@@ -145,8 +145,8 @@ class SlotEnv(gym.Env[Observation, np.int64]):
     def _give(self, job: int, what: int) -> bool:
         """Add what an action asks for; where it finds no room, all is as before."""
         placed: list[tuple[Role, int]] = []
-        asked = self._asked(job, what)
-        for role, n in asked:
+        requested = self._requested_tasks(job, what)
+        for role, n in requested:
             for _ in range(n):
                 groups = np.flatnonzero(self._trial.room(job, role))
                 if not len(groups):
@@ -156,7 +156,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
                 placed.append((role, int(groups[0])))
                 self._trial.add(job, *placed[-1])
         self._placed = placed
-        return bool(asked)
+        return bool(requested)
 
     def _take_back(self, job: int, placed: list[tuple[Role, int]]) -> None:
         for role, group in placed:
@@ -169,8 +169,8 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         finds: dict[Hashable, bool] = {}  # jobs that ask for the same tasks find the same room
         for j, job in enumerate(self._jobs.tolist()):
             for what in (WORKER, PS, BOTH):
-                asked = tuple(self._asked(job, what))
-                kind = asked, self._kinds[job]
+                requested = tuple(self._requested_tasks(job, what))
+                kind = requested, self._kinds[job]
                 if kind not in finds:
                     finds[kind] = self._give(job, what)
                     self._take_back(job, self._placed)
@@ -179,7 +179,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
 
     # --- what is seen, and what it was worth
 
-    def _seen(self) -> Observation:
+    def _observation(self) -> Observation:
         """Return the state, (J, L + 5); rows without a job are 0."""
         seen = np.zeros((self._n_jobs, len(self.models) + len(FEATURES)), np.float32)
         n, jobs, trial, table = len(self._jobs), self._jobs, self._trial, self._snapshot.table
@@ -198,7 +198,7 @@ class SlotEnv(gym.Env[Observation, np.int64]):
         return {"action_mask": self.action_masks(), "n_unseen": unseen, "now_s": self.session.now_s}
 
     def _reward_of(self, happened: Events) -> float:
-        """Return what the end of a slot is worth: how much more the run is worth by now."""
+        """Return the reward at the end of a slot: the gain in the run's value."""
         rows = happened[happened["kind"] == Kind.COMPLETED]
         self._done_s[rows["job"]] = rows["time_s"]
         worth, before = self._worth(), self._worth_before

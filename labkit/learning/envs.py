@@ -77,7 +77,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         for b in range(self.num_envs):
             self._begin(b)
         self._over[:] = False
-        return self.batch.seen, self._info()
+        return self.batch.observation, self._info()
 
     def step(self, actions: Actions) -> tuple[Observation, Floats, Bools, Bools, dict[str, Any]]:
         """Take one action in each episode."""
@@ -87,7 +87,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         episode = self.batch.episode
         done, stalled = episode["n_done"] == episode["n_jobs"], episode["stalled"].copy()
         np.logical_or(done, stalled, out=self._over)
-        return self.batch.seen, self._rewards, done, stalled, self._info()
+        return self.batch.observation, self._rewards, done, stalled, self._info()
 
     @property
     def done_s(self) -> Floats:
@@ -114,7 +114,7 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         episode = self.batch.episode
         return {
             "action_mask": self.batch.mask,
-            "n_unseen": episode["n_active"] - episode["n_seen"],
+            "n_unseen": episode["n_active"] - episode["n_observed"],
             "now_s": episode["now_s"].copy(),
         }
 
@@ -137,14 +137,14 @@ class SlotEnvs(gym.vector.VectorEnv[Any, Any, Any]):  # its rewards are floats, 
         rows["arrival_s"], rows["total_steps"], rows["true_steps"] = jobs.arrival_s, jobs.total_steps, jobs.true_steps
         rows["steps_per_epoch"], rows["row"], batch.malleable[b, :n] = jobs.steps_per_epoch, speed.row, jobs.malleable
         rows["model"] = np.array([column.get(name, -1) for name in jobs.models], np.int32)[jobs.model]
-        batch.asked[b, :n] = np.column_stack([jobs.n_workers, jobs.n_ps])
+        batch.requested[b, :n] = np.column_stack([jobs.n_workers, jobs.n_ps])
         batch.most[b, :n] = np.column_stack([jobs.max_workers, jobs.max_ps])
         demands = np.stack([jobs.worker_demand, jobs.ps_demand], axis=1)
         episodes.begin(batch, b, self.rules, demands, experiment.speed.runs_on(), cluster.group_type.astype(np.int32))
 
 
 def hindrance(experiment: Experiment) -> str:
-    """Return what of an experiment compiled episodes know nothing of, as a sentence; empty: they know all of it."""
+    """Return a sentence on the parts of an experiment that compiled episodes lack; empty: none."""
     for name in DISTURBANCES:
         if getattr(experiment, name) is not None:
             return f"SlotEnvs knows no {name}, and the experiment has some; drop them, or take SlotEnv."
@@ -188,8 +188,8 @@ def _grown(old: draft.Batch | None, shape: tuple[int, ...], sizes: tuple[int, ..
     """Return arrays for episodes of some sizes, with those that are under way."""
     if old is not None:
         sizes = tuple(max(size, has) for size, has in zip(sizes, _sizes(old), strict=True))
-    n_envs, n_seen, n_features = shape
-    batch = draft.empty(n_envs, *sizes, n_seen=n_seen, n_features=n_features)
+    n_envs, n_observed, n_features = shape
+    batch = draft.empty(n_envs, *sizes, n_observed=n_observed, n_features=n_features)
     if old is not None:
         for name, new in batch._asdict().items():
             before = getattr(old, name)

@@ -35,9 +35,9 @@ def begin(batch: Batch, b: int, rules: EpisodeRules, demands: Floats, runs_on: B
         jobs[j].next_s = jobs[j].done_s = np.inf
         jobs[j].steps = jobs[j].since_s = jobs[j].speed = 0.0
         jobs[j].n_slots_run = 0
-    batch.n[b] = batch.n_held[b] = 0
-    batch.held[b, : episode.n_jobs] = 0
-    batch.given[b, : episode.n_jobs] = 0
+    batch.n[b] = batch.n_before[b] = 0
+    batch.placed_before[b, : episode.n_jobs] = 0
+    batch.placed[b, : episode.n_jobs] = 0
     episode.n_arrived = episode.n_done = episode.n_active = episode.n_quiet = 0
     episode.now_s, episode.stalled = 0.0, False
     _pass(batch, b, 0.0)
@@ -49,12 +49,12 @@ def begin(batch: Batch, b: int, rules: EpisodeRules, demands: Floats, runs_on: B
 @kernel
 def step(batch: Batch, actions: NDArray[np.int64], rules: EpisodeRules, skip: Bools, rewards: Floats) -> None:
     """Take one action in each episode but those to `skip`; rewards (B,) are 0 but at the end of a slot."""
-    n_seen = batch.seen.shape[1]
+    n_observed = batch.observation.shape[1]
     for b in range(len(actions)):
         rewards[b] = 0.0
         if skip[b]:
             continue
-        if actions[b] < 3 * n_seen and batch.mask[b, actions[b]]:
+        if actions[b] < 3 * n_observed and batch.mask[b, actions[b]]:
             give(batch, b, actions[b] // 3, actions[b] % 3)
             continue
         end_slot(batch, b, rules)
@@ -94,9 +94,9 @@ def _carry_out(batch: Batch, b: int) -> bool:
         changed = True
         job.steps = steps_at(job, episode.now_s)
         job.since_s = episode.now_s
-        fill_with(batch.n_held[b, j], batch.n[b, j])
+        fill_with(batch.n_before[b, j], batch.n[b, j])
         for role in range(2):
-            fill_with(batch.held[b, j, role, : episode.n_groups], batch.given[b, j, role, : episode.n_groups])
+            fill_with(batch.placed_before[b, j, role, : episode.n_groups], batch.placed[b, j, role, : episode.n_groups])
         speed = batch.speed[b, job.row]
         if n_workers + n_ps == 0:
             job.phase, job.speed = WAITING, 0.0
@@ -109,14 +109,14 @@ def _carry_out(batch: Batch, b: int) -> bool:
 
 @inner
 def _is_as_before(batch: Batch, b: int, j: int) -> bool:
-    n, n_held = batch.n[b, j], batch.n_held[b, j]
+    n, n_held = batch.n[b, j], batch.n_before[b, j]
     if n[WORKER] != n_held[WORKER] or n[PS] != n_held[PS]:
         return False
     if n[WORKER] + n[PS] == 0:
         return True
     for role in range(2):
         for g in range(batch.episode[b].n_groups):
-            if batch.given[b, j, role, g] != batch.held[b, j, role, g]:
+            if batch.placed[b, j, role, g] != batch.placed_before[b, j, role, g]:
                 return False
     return True
 

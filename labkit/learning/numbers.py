@@ -125,7 +125,7 @@ class NumbersTrainer(Training):
         """Return the best numbers so far, for a scheduler."""
         return NumbersFile(self.numbers, source, dict(self.scenario))
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return {"numbers": asdict(self.recipe) | {"slot_s": self.slot_s, "seed": self.seed}} | {
             "scenario": dict(self.scenario)
         }

@@ -20,7 +20,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.learning.dl2 import Policy, _Part, _Parts, loss_of
 from labkit.learning.training import copied
-from labkit.schedulers.dl2.network import Net, n_seen
+from labkit.schedulers.dl2.network import Net, n_inputs
 from labkit.schedulers.dl2.policy import DecisionRecord, How, decide, record
 from labkit.schedulers.dl2.weights import Weights
 
@@ -40,7 +40,7 @@ class _Slot:
     """A slot that was decided: its jobs (J,), what was seen of them (J, F), the decisions, and slots they stayed."""
 
     jobs: Ints
-    seen: Floats
+    features: Floats
     part: _Part | None
     stayed: Floats
     n_slots: int = 0
@@ -70,7 +70,7 @@ class Learner:
         """So far."""
         self._pending: list[_Slot] = []
         self._learned: deque[_Slot] = deque(maxlen=MEMORY)
-        n_features = n_seen(len(weights.models)) + 1
+        n_features = n_inputs(len(weights.models)) + 1
         self._gram, self._aim = RIDGE * np.eye(n_features), np.zeros(n_features)
         self._n_matured, self._square = 0, 0.0
         self._now_s = -np.inf
@@ -85,9 +85,9 @@ class Learner:
         if snapshot.now_s > self._now_s:
             self._now_s = snapshot.now_s
             self._follow(snapshot)
-        n = int(batch.episode["n_seen"][0])
+        n = int(batch.episode["n_observed"][0])
         most = int(batch.most[0].sum()) + n + 1
-        rec = record(1, n_jobs=n, n_features=n_seen(len(self._weights.models)), actions_per_slot=most)
+        rec = record(1, n_jobs=n, n_features=n_inputs(len(self._weights.models)), actions_per_slot=most)
         sound = decide(batch, 0, self._weights.slot_s, self.net, DRAWS, rec, self._rng)
         self._open(snapshot, rec)
         return sound
@@ -106,8 +106,8 @@ class Learner:
 
     def _open(self, snapshot: Snapshot, rec: DecisionRecord) -> None:
         jobs = snapshot.jobs.number.copy()
-        seen = np.column_stack([rec.seen[: len(jobs)], np.ones(len(jobs))]).astype(np.float64)
-        self._pending.append(_Slot(jobs, seen, _Parts(rec, 1).part(0), np.zeros(len(jobs))))
+        features = np.column_stack([rec.features[: len(jobs)], np.ones(len(jobs))]).astype(np.float64)
+        self._pending.append(_Slot(jobs, features, _Parts(rec, 1).part(0), np.zeros(len(jobs))))
 
     def _follow(self, snapshot: Snapshot) -> None:
         """Count for how many slots jobs stayed, and learn from the slots that are over."""
@@ -126,10 +126,10 @@ class Learner:
 
     def _judge(self, slot: _Slot) -> None:
         """Return how much sooner the jobs of a slot were gone than the critic predicted; then it learns that, too."""
-        predicted = slot.seen @ np.linalg.solve(self._gram, self._aim)
+        predicted = slot.features @ np.linalg.solve(self._gram, self._aim)
         slot.better = float((predicted - slot.stayed).sum())
-        self._gram += slot.seen.T @ slot.seen
-        self._aim += slot.seen.T @ slot.stayed
+        self._gram += slot.features.T @ slot.features
+        self._aim += slot.features.T @ slot.stayed
         self._n_matured += 1
         if self._n_matured > WARM_UP:
             self._square += slot.better**2

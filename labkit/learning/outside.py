@@ -67,7 +67,7 @@ class ScaledSlots(gym.ObservationWrapper[Observation, np.int64, Observation]):
 
 
 def experiments(trace: str, **scenario: Any) -> ExperimentOf:
-    """Return what draws an episode: a generated trace has a seed of training in each, a file is the same in all."""
+    """Return the sampler of episodes: a generated trace has a seed of training in each, a file is the same in all."""
     asked = Scenario(trace=trace, **scenario)
 
     def drawn(rng: np.random.Generator) -> Experiment:
@@ -144,7 +144,7 @@ class ModuleScheduler:
             return Placement.nothing()
         env = SlotEnv.at(snapshot, n_jobs=self.n_jobs, models=self.models)
         while True:
-            values = np.asarray(_plain(self.logits(scaled(env._seen()))), float).reshape(-1)
+            values = np.asarray(_plain(self.logits(scaled(env._observation()))), float).reshape(-1)
             action = int(np.where(env.action_masks(), values, -np.inf).argmax())
             job, what = divmod(action, 3)
             if action == 3 * self.n_jobs or not env._give(int(env._jobs[job]), what):

@@ -126,12 +126,12 @@ class Recorder:
         """Return the tasks of all jobs that are seen."""
         if not len(snapshot.jobs):
             return Placement.nothing()
-        batch = draft_of(snapshot, self.models, n_seen=self.n_jobs)
+        batch = draft_of(snapshot, self.models, n_observed=self.n_jobs)
         if self.how.lookahead:
             batch = batch._replace(speed=self._speeds[None])
             batch.job[0]["row"] = self._kind[snapshot.jobs.number]
         decide(batch, 0, self.slot_s, self.net, self.how, self.record, self.rng)
-        return keep(snapshot, batch.given[0])
+        return keep(snapshot, batch.placed[0])
 
 
 class SessionEpisodes:

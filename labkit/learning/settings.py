@@ -118,13 +118,13 @@ class Setting:
         what = self.traces[int(rng.integers(len(self.traces)))]
         table = self._tables[int(rng.integers(len(self._tables)))]
         seed = FIRST_SEED + int(rng.integers(1 << 30)) if seed is None else seed
-        asked = replace(self.scenario, trace=what, cluster=cluster, seed=seed)
+        scenario = replace(self.scenario, trace=what, cluster=cluster, seed=seed)
         if what in self._files:
             jobs = window(self._files[what], np.random.default_rng(seed), held_out=held_out, stops=stops)
-            asked = replace(asked, trace=jobs, first=None, format=None)
+            scenario = replace(scenario, trace=jobs, first=None, format=None)
         if isinstance(table, str):
             table = RandomTable.of(np.random.default_rng(seed))
-        return Experiment.of(asked if table is None else _at_speeds(asked, table))
+        return Experiment.of(scenario if table is None else _at_speeds(scenario, table))
 
     def models(self) -> list[str]:
         """Return the models that occur, in order of first sight over some traces."""
@@ -137,7 +137,7 @@ class Setting:
         return not self._files and not set(self.scenario.changed) - {"slot_s"}
 
     def plain(self) -> dict[str, Any]:
-        """Return what episodes are, as JSON can hold it: several clusters, traces or tables are lists."""
+        """Return the description of episodes for JSON: several clusters, traces or tables are lists."""
         drawn: dict[str, list[Any]] = {"trace": list(self.traces), "cluster": list(self.clusters)}
         if tuple(self.throughputs) != (FITTED,):
             drawn["throughputs"] = list(map(str, self.throughputs))
@@ -150,8 +150,8 @@ def files_of(traces: Sequence[str], **options: Any) -> dict[str, Jobs]:
 
     Raise InputError if one is too short to learn from.
     """
-    asked = replace(PLAIN, **options)
-    found = {what: replace(asked, trace=what).jobs() for what in traces if not is_generated(what)}
+    scenario = replace(PLAIN, **options)
+    found = {what: replace(scenario, trace=what).jobs() for what in traces if not is_generated(what)}
     for what, jobs in found.items():
         if len(jobs) < FEWEST_JOBS:
             raise InputError(
@@ -219,15 +219,15 @@ class RandomTable(OfModels):
         return np.asarray(self.grids[model][np.ix_(p, w)])
 
 
-def _at_speeds(asked: Scenario, table: ByGang) -> Scenario:
+def _at_speeds(scenario: Scenario, table: ByGang) -> Scenario:
     """Return a scenario whose jobs run at the speeds of a table."""
-    jobs, cluster = asked.jobs(), asked.cluster
+    jobs, cluster = scenario.jobs(), scenario.cluster
     if not isinstance(cluster, Cluster):
         raise InputError("--throughputs and a profile, which has speeds of its own, are given; leave one of them out.")
-    jobs = of_any_type(jobs)[0] if asked.any_type else jobs
+    jobs = of_any_type(jobs)[0] if scenario.any_type else jobs
     speed = MeasuredSpeed(jobs, cluster, table=table)
     return replace(
-        asked, trace=jobs, speed=speed, throughputs=None, arrival_rate=1.0, first=None, format=None, epoch_error=0.0
+        scenario, trace=jobs, speed=speed, throughputs=None, arrival_rate=1.0, first=None, format=None, epoch_error=0.0
     )
 
 

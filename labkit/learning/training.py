@@ -127,12 +127,12 @@ class Training(Trains):
         """Learn from what came of decisions; the rest as in `_lesson`."""
 
     @abstractmethod
-    def _asked(self) -> dict[str, Any]:
-        """Return what makes it this training and no other."""
+    def _identity(self) -> dict[str, Any]:
+        """Return the identity of this training: options and inputs that distinguish it from others."""
 
     @abstractmethod
     def _learned(self) -> dict[str, Any]:
-        """Return what it learned so far, for `torch.save`."""
+        """Return the learned state so far, for `torch.save`."""
 
     @abstractmethod
     def _relearn(self, learned: dict[str, Any]) -> None:
@@ -153,15 +153,15 @@ class Training(Trains):
         return Update(kind, k, self.slots, mean_jct, loss, entropy, self.cpu_s)
 
     def state(self) -> dict[str, Any]:
-        """Return what was asked for, what was learned, and where draws and counts are."""
+        """Return the state of the training: identity, learned weights, and positions of draws and counts."""
         return {
-            "asked": self._asked(), "n_done": self.n_done, "slots": self.slots, "cpu_s": self.cpu_s,
+            "asked": self._identity(), "n_done": self.n_done, "slots": self.slots, "cpu_s": self.cpu_s,
             "rng": self._rng.bit_generator.state, "learned": self._learned(),
         }  # fmt: skip
 
     def go_on(self, state: dict[str, Any]) -> Self:
         """Go on from a state of a training like this one."""
-        refuse_other(state.get("asked", {}), expected=self._asked())
+        refuse_other(state.get("asked", {}), expected=self._identity())
         self._relearn(state["learned"])
         self._rng.bit_generator.state = state["rng"]
         self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
@@ -244,19 +244,19 @@ class NetworkTraining(Training):
         self._optimizer.load_state_dict(learned["optimizer"])
 
 
-def refuse_other(asked: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
+def refuse_other(stored: Mapping[str, Any], *, expected: Mapping[str, Any]) -> None:
     """Raise if a training to go on with is not the one that is expected.
 
     Raise InputError, which names the first thing that differs.
     """
     for name, value in expected.items():
-        found = asked.get(name)
+        found = stored.get(name)
         if found == value:
             continue
         if isinstance(found, Mapping) and isinstance(value, Mapping):
             key = next(key for key in {**found, **value} if found.get(key) != value.get(key))
             name, found, value = f"{name}'s {key}", found.get(key), value.get(key)
-        elif name not in asked:
+        elif name not in stored:
             raise InputError(
                 f"the training to go on with is that of another kind of policy: it tells no {name}. Give it the same "
                 "options, or another file."
@@ -402,7 +402,7 @@ class Course:
                 raise InputError(f"{self.state}: {error}") from None
             self.say(f"going on after {trainer.n_done} of {trainer.n_updates} updates")
         pace: deque[float] = deque([time.monotonic()], maxlen=21)
-        with TrainingLog(self.table, folder=self.log, n_done=trainer.n_done) as log, _asked_to_stop() as asked:
+        with TrainingLog(self.table, folder=self.log, n_done=trainer.n_done) as log, _stop_requests() as stops:
             if log.missing:
                 self.say(f"note: {log.missing}")
             try:
@@ -410,10 +410,10 @@ class Course:
                     log.write(update)
                     pace.append(time.monotonic())
                     over = trainer.n_done == trainer.n_updates
-                    if trainer.n_done % self.each == 0 or over or asked:
+                    if trainer.n_done % self.each == 0 or over or stops:
                         self._keep(trainer)
                         self.say(line(update, n_updates=trainer.n_updates, left_s=_left_s(pace, trainer)))
-                    if asked and not over:
+                    if stops and not over:
                         return False
             except TrainingDivergedError as error:
                 trainer.weights(self.source).save(self.out)
@@ -429,13 +429,13 @@ class Course:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def _stop_requests() -> Iterator[list[int]]:
     """Yield what holds the number of a signal that asked to stop, once; the second one ends the process at once."""
-    asked: list[int] = []
+    stops: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def take_note(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        stops.append(number)
         signal.signal(number, before[signal.Signals(number)])
 
     try:
@@ -444,7 +444,7 @@ def _asked_to_stop() -> Iterator[list[int]]:
     except ValueError:  # only the main thread may set handlers
         before = {}
     try:
-        yield asked
+        yield stops
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,11 +15,11 @@ from labkit.core.events import Events, Kind, Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, GPUS
 
-_SEEN: Final = (
+_SHOWN_KINDS: Final = (
     Kind.ARRIVED, Kind.DECIDED, Kind.PLACED, Kind.STARTED, Kind.RESCALED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED,
     Kind.FAILED, Kind.LEFT, Kind.JOINED, Kind.PROGRESSED, Kind.DROPPED,
 )  # fmt: skip
-_IS_SEEN: Final = np.isin(np.arange(max(Kind) + 1), _SEEN)
+_IS_SHOWN: Final = np.isin(np.arange(max(Kind) + 1), _SHOWN_KINDS)
 
 
 class JobActivity(IntEnum):
@@ -67,7 +67,7 @@ class Board:
         Time of the last event.
     n_decisions, n_arrived, n_done, n_dropped : int
         How many so far.
-    most_held : float
+    most_in_use : float
         The most GPUs that a job has held at once.
     jct_s : float
         Sum of the JCTs of the jobs that are done.
@@ -84,14 +84,14 @@ class Board:
         self.now_s = 0.0
         self.n_decisions = self.n_arrived = self.n_done = 0
         self.dropped: set[int] = set()
-        self.jct_s = self.most_held = 0.0
+        self.jct_s = self.most_in_use = 0.0
         self.tasks: dict[int, dict[int, float]] = {}
         self._doing: dict[int, JobActivity] = {}
-        self._held: dict[int, dict[int, float]] = {}
+        self._in_use: dict[int, dict[int, float]] = {}
         self._shared: dict[int, tuple[int, dict[int, float]]] = {}  # job -> its partner, and what each holds of theirs
         self._gpus = np.zeros(cluster.n_machines)
         self._down: set[int] = set()
-        self._n_told = 0, 0
+        self._n_sent = 0, 0
         self._machine = cluster.group_machine.tolist()
         self._demand = np.stack([jobs.worker_demand[:, self.resource], jobs.ps_demand[:, self.resource]]).tolist()
 
@@ -103,7 +103,7 @@ class Board:
     @property
     def n_running(self) -> int:
         """Number of jobs that hold tasks."""
-        return len(self._held)
+        return len(self._in_use)
 
     @property
     def n_waiting(self) -> int:
@@ -111,7 +111,7 @@ class Board:
         return self.n_arrived - self.n_done - self.n_dropped - self.n_running
 
     @property
-    def gpus_held(self) -> float:
+    def gpus_in_use(self) -> float:
         """GPUs that jobs hold."""
         return float(self._gpus.sum())
 
@@ -126,18 +126,18 @@ class Board:
 
     def fold(self, batch: Events) -> None:
         """Take note of a batch of events."""
-        rows = batch[_IS_SEEN[batch["kind"]]]
+        rows = batch[_IS_SHOWN[batch["kind"]]]
         if len(rows):
             self.now_s = max(self.now_s, float(rows["time_s"][-1]))
         placing = -1
-        self._n_told = len(self.changes.jobs), len(self.changes.machines)
+        self._n_sent = len(self.changes.jobs), len(self.changes.machines)
         names = ("time_s", "kind", "role", "job", "machine", "group", "value", "partner", "cpus")
         columns = (rows[name].tolist() for name in names)
         for time_s, kind, role, job, machine, group, value, partner, cpus in zip(*columns, strict=True):
             if kind == Kind.PLACED:
                 if job != placing:
                     self._release(job, time_s)
-                    self._held[job] = {}
+                    self._in_use[job] = {}
                 gpus = value * self._each(role, job, cpus)
                 if partner >= 0 and role == Role.WORKER and self.resource == GPUS:
                     gpus /= 2
@@ -164,7 +164,7 @@ class Board:
             return
         if kind in _GIVES_BACK:
             self._release(job, time_s)
-            self._held.pop(job, None)
+            self._in_use.pop(job, None)
         if kind == Kind.ARRIVED:
             self.n_arrived += 1
         if kind == Kind.DROPPED:
@@ -180,13 +180,13 @@ class Board:
 
     def _note(self, job: int, time_s: float, doing: JobActivity) -> None:
         self._doing[job] = doing
-        held = sum(self._held.get(job, {}).values())
-        self.most_held = max(self.most_held, held)
+        held = sum(self._in_use.get(job, {}).values())
+        self.most_in_use = max(self.most_in_use, held)
         row = (job, time_s, doing, held)
-        _say(self.changes.jobs, row, since=self._n_told[0])
+        _say(self.changes.jobs, row, since=self._n_sent[0])
 
     def _hold(self, job: int, group: int, gpus: float, time_s: float) -> None:
-        held = self._held[job]
+        held = self._in_use[job]
         held[group] = held.get(group, 0.0) + gpus
         self.tasks.setdefault(group, {})[job] = held[group]
         self._fill(group, gpus, time_s)
@@ -197,7 +197,7 @@ class Board:
             for group, gpus in self._shared.pop(partner)[1].items():
                 self._hold(partner, group, gpus, time_s)
             self._note(partner, time_s, self._doing[partner])
-        for group, gpus in self._held.get(job, {}).items():
+        for group, gpus in self._in_use.get(job, {}).items():
             del self.tasks[group][job]
             self._fill(group, -gpus, time_s)
 
@@ -213,7 +213,7 @@ class Board:
 
     def _mark(self, machine: int, time_s: float) -> None:
         gpus = -1.0 if machine in self._down else float(self._gpus[machine])
-        _say(self.changes.machines, (machine, time_s, gpus), since=self._n_told[1])
+        _say(self.changes.machines, (machine, time_s, gpus), since=self._n_sent[1])
 
 
 def _say(changes: list[Any], row: tuple[Any, ...], *, since: int) -> None:

@@ -19,7 +19,7 @@ MOST: Final = 200
 NAMED_MACHINES: Final = 4
 """Machines that an entry names; of more, it tells the number."""
 
-_TOLD: Final = {
+_PHRASES: Final = {
     Kind.PREEMPTED: "loses its tasks",
     Kind.FAILED: "failed, and waits",
     Kind.DROPPED: "is given up",
@@ -28,7 +28,7 @@ _TOLD: Final = {
     Kind.LEFT: "is gone",
     Kind.JOINED: "is there",
 }
-_SHOWN: Final = np.isin(np.arange(max(Kind) + 1), [*_TOLD, Kind.PLACED, Kind.REPAIRED, Kind.EXPLAINED])
+_SHOWN: Final = np.isin(np.arange(max(Kind) + 1), [*_PHRASES, Kind.PLACED, Kind.REPAIRED, Kind.EXPLAINED])
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class DecisionLog:
 
     def _what(self, kind: Kind, row: Any) -> str:
         if kind != Kind.REPAIRED:
-            return _TOLD[kind]
+            return _PHRASES[kind]
         if row["value"] == Repair.BALANCE:
             return "its servers' blocks are spread anew"
         return f"its {_role(int(row['role']), 1)} {row['task']} is replaced"

@@ -16,11 +16,11 @@ from labkit.live.board import as_bytes
 from labkit.live.decisions import when
 from labkit.live.model import LiveModel, WatchedSource
 from labkit.live.signals import FIRST_LOSS, Signal
-from labkit.plots.palette import HELD, NO_GPU, colour
+from labkit.plots.palette import IN_USE, NO_GPU, colour
 from labkit.results.record import RunRecord
 
 HERE: Final = Path(__file__).parent
-MOST_TOLD: Final = 60
+MOST_SENT: Final = 60
 """Decisions that a list shows."""
 
 FeedMessage = tuple[dict[str, Any], bytes]
@@ -67,20 +67,20 @@ class Feed:
 
     def __init__(self, run: WatchedSource, *, ghosts: Sequence[Ghost] = ()) -> None:
         self.run, self.ghosts = run, tuple(ghosts)
-        self._n_told = 0
+        self._n_sent = 0
 
     def everything(self) -> FeedMessage:
         """Return all there is."""
         with self.run.model.lock:
             rows = self.rows()
-            self._n_told = len(rows)
+            self._n_sent = len(rows)
             return {"kind": "all", "until": self._guess_s()} | self.frame() | self._moment(), as_bytes(rows)
 
     def news(self) -> FeedMessage:
         """Return the news since the last call."""
         with self.run.model.lock:
-            new = self.rows()[self._n_told :]
-            self._n_told += len(new)
+            new = self.rows()[self._n_sent :]
+            self._n_sent += len(new)
             return {"kind": "new"} | self._moment(), as_bytes(new)
 
     def _guess_s(self) -> float:
@@ -120,7 +120,7 @@ class GanttFeed(Feed):
         shown = [ghost for ghost in self.ghosts if len(ghost.done_s) == len(jobs)]
         return {
             "title": f"Jobs over time under {self.run.name}",
-            "held": HELD,
+            "held": IN_USE,
             "none": NO_GPU,
             "unit": board.unit,
             "jobs": [[str(id), str(model)] for id, model in zip(jobs.id, jobs.model_names(), strict=True)],
@@ -129,7 +129,7 @@ class GanttFeed(Feed):
 
     def now(self) -> dict[str, Any]:
         """Return the end of the scale of colours: the most that a job has held so far, as in `plot_gantt`."""
-        return {"most": max(self.run.model.board.most_held, 1.0)}
+        return {"most": max(self.run.model.board.most_in_use, 1.0)}
 
 
 class HeatMapFeed(Feed):
@@ -203,8 +203,8 @@ class SignalsFeed(Feed):
             "panels": [
                 panel(names[Signal.THROUGHPUT].capitalize(), measured=Signal.THROUGHPUT, predicted=Signal.PREDICTED),
                 panel("Jobs", running=Signal.RUNNING, waiting=Signal.WAITING),
-                panel("Cores", held=Signal.CORES_HELD, used=Signal.CORES_USED),
-                panel("GPUs", held=Signal.GPUS_HELD),
+                panel("Cores", held=Signal.CORES_IN_USE, used=Signal.CORES_USED),
+                panel("GPUs", held=Signal.GPUS_IN_USE),
                 panel(f"Utilisation of the busiest link (predicted{without})", utilisation=Signal.LINK_LOAD),
                 {"title": "Training loss", "lines": [], "losses": FIRST_LOSS},
             ],
@@ -214,11 +214,11 @@ class SignalsFeed(Feed):
     def now(self) -> dict[str, Any]:
         """Return the newest values, since when, and in words."""
         signals = self.run.model.signals
-        texts = {int(signal): signals.said(signal) for signal in signals.latest}
+        texts = {int(signal): signals.text_of(signal) for signal in signals.latest}
         return {"said": texts, "since": signals.now_s, "latest": {int(each): n for each, n in signals.latest.items()}}
 
 
-def decisions_of(model: LiveModel, *, most: int = MOST_TOLD) -> list[list[str]]:
+def decisions_of(model: LiveModel, *, most: int = MOST_SENT) -> list[list[str]]:
     """Return (when, about what, what was done, why) of the newest decisions, the newest first."""
     with model.lock:
         newest = list(model.decisions.entries)[: -most - 1 : -1]

@@ -69,12 +69,12 @@ class FollowedRun:
         self.model = LiveModel(self.jobs, self.cluster)
         self._tail, self._clock = RunTail(folder, jobs=self.jobs, cluster=self.cluster), clock
         self._listeners: list[Listener] = []
-        self._seen: Any = None
+        self._version: Any = None
         self._heard_s, self._heard = clock(), False
         self.update()
 
     def update(self) -> bool:
-        """Take in what was written since; tell whether anything changed.
+        """Take in what was written since; return whether anything changed.
 
         A folder that did not change is not read. The writer is looked for first: what it wrote at its end is there when
         it is gone.
@@ -86,8 +86,8 @@ class FollowedRun:
                 f"{self.folder} is gone: the run came to nothing before it began, or was removed."
             ) from None
         seen = (changed_ns, writer)
-        if seen == self._seen:
-            return self._told_silence()
+        if seen == self._version:
+            return self._notify_silence()
         self.info, self.writer = files.read_info(self.folder / "run.json"), writer
         rows = self._tail.news()
         with self.model.lock:
@@ -95,12 +95,12 @@ class FollowedRun:
             self.model.fold(rows)
         if len(rows):
             self._heard_s, self._heard = self._clock(), True
-        self._seen = seen
+        self._version = seen
         self._was = self.status
         self._tell()
         return True
 
-    def _told_silence(self) -> bool:
+    def _notify_silence(self) -> bool:
         """Notify listeners where the only change is the length of the silence."""
         if self.status == self._was:
             return False

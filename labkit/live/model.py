@@ -100,7 +100,7 @@ def cards_of(model: LiveModel | None, now_s: float = 0.0) -> list[list[str]]:
     built = float(model.cluster.capacity[:, board.resource].sum())
     values = (
         human_s(now_s), human_s(board.mean_jct_s), f"{board.n_running:,}", f"{board.n_waiting:,}",
-        f"{board.n_done:,} / {len(board.jobs):,}", f"{amount(board.gpus_held)} / {amount(built)}",
+        f"{board.n_done:,} / {len(board.jobs):,}", f"{amount(board.gpus_in_use)} / {amount(built)}",
         f"{board.n_decisions:,}",
     )  # fmt: skip
     cards = [[name, value] for name, value in zip(names, values, strict=True)]

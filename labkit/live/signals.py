@@ -34,11 +34,11 @@ class Signal(IntEnum):
     """Jobs that hold tasks."""
     WAITING = 2
     """Jobs that arrived, are not over and hold no tasks."""
-    CORES_HELD = 3
+    CORES_IN_USE = 3
     """Cores that tasks hold."""
     CORES_USED = 4
     """Cores that tasks were measured to use; only in runs that measure it."""
-    GPUS_HELD = 5
+    GPUS_IN_USE = 5
     """GPUs that tasks hold."""
     LINK_LOAD = 6
     """Part of its bandwidth that the fullest link carries: foreseen from places, speeds and sizes of models."""
@@ -79,8 +79,8 @@ class Signals:
         self._network = cluster.network if self._sizes.any() else None
         self._built = cluster.capacity.sum(axis=0)
         self._newest: tuple[float, dict[Signal, float]] = (0.0, {})
-        self._kept: dict[Signal, float] = {}
-        self._kept_s = -math.inf
+        self._last: dict[Signal, float] = {}
+        self._last_s = -math.inf
         self._loss_taken_s: dict[int, float] = {}
 
     @property
@@ -103,7 +103,7 @@ class Signals:
         begin = 0
         for end, time_s, next_s in zip(ends, times, [*times[1:], math.inf], strict=True):
             self._keep(least_s, next_s=time_s)
-            if next_s - time_s >= least_s or time_s - self._kept_s >= least_s:
+            if next_s - time_s >= least_s or time_s - self._last_s >= least_s:
                 self.ledger.fold(rows[begin:end])
                 self._note_predictions(rows[begin:end])
                 self._newest = (time_s, self._values())
@@ -125,13 +125,13 @@ class Signals:
         on, what comes now is in their place.
         """
         time_s, values = self._newest
-        lasts, due = next_s - time_s >= least_s, time_s - self._kept_s >= least_s
+        lasts, due = next_s - time_s >= least_s, time_s - self._last_s >= least_s
         if next_s == time_s or not (lasts or due):
             return
-        self._kept_s = time_s
+        self._last_s = time_s
         for signal, value in values.items():
-            if value != self._kept.get(signal):
-                self._kept[signal] = value
+            if value != self._last.get(signal):
+                self._last[signal] = value
                 self.history.append((int(signal), time_s, value))
 
     def names(self) -> dict[Signal, str]:
@@ -139,19 +139,19 @@ class Signals:
         rate = "samples/s" if self.counts_samples else "steps/s"
         return {
             Signal.THROUGHPUT: f"throughput ({rate})", Signal.RUNNING: "jobs running", Signal.WAITING: "jobs waiting",
-            Signal.CORES_HELD: "cores held", Signal.CORES_USED: "cores used", Signal.GPUS_HELD: "GPUs held",
+            Signal.CORES_IN_USE: "cores held", Signal.CORES_USED: "cores used", Signal.GPUS_IN_USE: "GPUs held",
             Signal.LINK_LOAD: "utilisation of the busiest link", Signal.PREDICTED: f"predicted throughput ({rate})",
         }  # fmt: skip
 
-    def said(self, signal: Signal) -> str:
+    def text_of(self, signal: Signal) -> str:
         """Return the newest value of a signal, in words."""
         value = self.latest.get(signal)
         if value is None:
             return ""
         if signal == Signal.LINK_LOAD:
             return f"{value:.0%} ({self.busiest})" if self.busiest else f"{value:.0%}"
-        if signal in (Signal.CORES_HELD, Signal.CORES_USED, Signal.GPUS_HELD):
-            built = self._built[GPUS if signal == Signal.GPUS_HELD else CPUS]
+        if signal in (Signal.CORES_IN_USE, Signal.CORES_USED, Signal.GPUS_IN_USE):
+            built = self._built[GPUS if signal == Signal.GPUS_IN_USE else CPUS]
             return f"{amount(value)} of {amount(built)}"
         return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
@@ -174,8 +174,8 @@ class Signals:
         if self._predicts:
             predicted = self._predicted[holding]
             values[Signal.PREDICTED] = float(np.where(predicted > 0, predicted, speed) @ self._weight[holding])
-        held = self._held()
-        for signal, resource in ((Signal.CORES_HELD, CPUS), (Signal.GPUS_HELD, GPUS)):
+        held = self._in_use()
+        for signal, resource in ((Signal.CORES_IN_USE, CPUS), (Signal.GPUS_IN_USE, GPUS)):
             if np.isfinite(self._built[resource]) and self._built[resource] > 0:
                 values[signal] = float(held[resource])
         used = self._cores_used(holding)
@@ -185,7 +185,7 @@ class Signals:
             values[Signal.LINK_LOAD] = self._link_load(holding, speed)
         return values
 
-    def _held(self) -> Floats:
+    def _in_use(self) -> Floats:
         """Return the amounts in use, (R,); the free capacity of a machine that is gone lacks all that it had."""
         cluster, up = self.ledger.cluster, self.ledger.up
         held: Floats = (cluster.capacity * up[cluster.group_machine, None] - self.ledger.book.free).sum(axis=0)

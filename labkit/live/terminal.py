@@ -57,7 +57,7 @@ def signal_lines(model: LiveModel) -> list[tuple[str, str, str]]:
         times.append(signals.now_s)
         values.append(value)
     return [
-        (name, signals.said(signal), spark(*history[signal], until_s=signals.now_s))
+        (name, signals.text_of(signal), spark(*history[signal], until_s=signals.now_s))
         for signal, name in signals.names().items()
         if signal in history
     ]

@@ -136,7 +136,7 @@ class LabApp(ipw.VBox):  # type: ignore[misc]
         return self.run
 
     def _renewed(self) -> bool:
-        """Make a new run where the last one is over; tell whether there is one."""
+        """Make a new run where the last one is over; return whether there is one."""
         if self.run is None or self.run.over:
             self._prepare()
         return self.run is not None
@@ -381,7 +381,7 @@ class CodePanel(anywidget.AnyWidget):
         return "<CodePanel>"
 
 
-KNOWN_HERE = "jobs"
+JOBS_NAME = "jobs"
 """What a trace is called that was given as jobs, not as a file."""
 
 
@@ -419,7 +419,7 @@ class Choice:
         record = labkit.simulate("a.csv", cluster="demo", scheduler="srtf", seed=0)
         record.summary
         """
-        trace = _quoted(self.trace) if self.trace else KNOWN_HERE
+        trace = _quoted(self.trace) if self.trace else JOBS_NAME
         scheduler = self.scheduler if self.own else _quoted(self.scheduler)
         verb, on = ("deploy", "inventory") if self.machines else ("simulate", "cluster")
         seed = "" if self.machines else f", seed={self.seed}"

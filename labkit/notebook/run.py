@@ -179,7 +179,7 @@ class LiveRun(traitlets.HasTraits):
         InputError
             If it was never started.
         """
-        with self._told_if_interrupted():
+        with self._note_if_interrupted():
             self._refuse_unstarted().join(timeout_s)
         if self._work.ended and running_loop() is self._loop:
             self._settle()
@@ -196,12 +196,12 @@ class LiveRun(traitlets.HasTraits):
     async def _until(self, true: Callable[[], bool], *, limit_s: float = math.inf) -> None:
         self._refuse_unstarted()
         latest_s = time.monotonic() + limit_s
-        with self._told_if_interrupted():
+        with self._note_if_interrupted():
             while not true() and not self.over and time.monotonic() < latest_s:
                 await asyncio.sleep(TICK_S)
 
     @contextmanager
-    def _told_if_interrupted(self) -> Iterator[None]:
+    def _note_if_interrupted(self) -> Iterator[None]:
         """Report that the run goes on in its thread where a waiting cell is interrupted."""
         try:
             yield
@@ -343,7 +343,7 @@ class LiveRun(traitlets.HasTraits):
         self.now_s = self._clock_s()
         self.metrics = {
             "now_s": self.now_s, "n_jobs": len(board.jobs), "n_arrived": board.n_arrived, "n_done": board.n_done,
-            "n_running": board.n_running, "n_waiting": board.n_waiting, "gpus_held": board.gpus_held,
+            "n_running": board.n_running, "n_waiting": board.n_waiting, "gpus_held": board.gpus_in_use,
             "n_gpus": board.cluster.n_gpus, "mean_jct_s": board.mean_jct_s, "n_decisions": board.n_decisions,
         }  # fmt: skip
         self._tell_views()
@@ -489,7 +489,7 @@ class RunWork:
         return "done" if session.done else "stopped"
 
     def _may_go(self, session: Session) -> bool:
-        """Wait while the run is paused; tell whether a decision is to be made then."""
+        """Wait while the run is paused; return whether a decision is to be made then."""
         while self.gate.shut and not session.done:
             if self.live:
                 session.look(LOOK_S)

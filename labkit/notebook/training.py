@@ -47,14 +47,14 @@ def watch(
     requests = [ScaleRequest.parse(line) for line in at]
     picture, over, followed = _Picture(n_steps), Event(), Future[Result]()
 
-    def told(event: Mapping[str, Any]) -> None:
+    def on_event(event: Mapping[str, Any]) -> None:
         if over.is_set():
             raise RuntimeError("the cell was interrupted")
-        picture.told(event)
+        picture.add(event)
 
     def run() -> None:
         try:
-            followed.set_result(follow(job, requests, strategy=strategy, on_event=told))
+            followed.set_result(follow(job, requests, strategy=strategy, on_event=on_event))
         except BaseException as error:
             followed.set_exception(error)
         over.set()
@@ -77,7 +77,7 @@ class _Picture:
         self._shown: Any = None
         self._n_losses = self._n_drawn = 0
 
-    def told(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Mapping[str, Any]) -> None:
         """Take an event; from any thread."""
         if event["event"] not in ("stepped", "handed_over", "moved", "owns"):
             self._events.append(event)

@@ -39,7 +39,7 @@ def place_by(rule: int, snapshot: Snapshot, gangs: Gangs, *, strict: bool) -> Pl
         return Placement.nothing()
     placed, rows = _placed(rule, snapshot, gangs, strict)
     falls_back = rule in (SPREAD, LEAST_ALLOCATED) or (rule in FALLBACKS and gangs.may_shrink().any())
-    if falls_back and rows[-1].sum() < _n_asked(snapshot, gangs) and fit_in_all(snapshot, gangs):
+    if falls_back and rows[-1].sum() < _n_requested(snapshot, gangs) and fit_in_all(snapshot, gangs):
         for other in FALLBACKS[rule]:
             if other == SPREAD and snapshot.cluster.network is not None:
                 continue
@@ -89,13 +89,13 @@ def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Bools, Ints]:
 
 
 def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:
-    """Return what would be free if some jobs held nothing; of a pod, nothing outside is offered."""
+    """Return the free capacity without some jobs; of a pod, nothing outside is offered."""
     offered = snapshot.offered
     less = None if offered is snapshot.cluster.capacity else offered.copy()
     return scratch_book(snapshot.cluster, snapshot.left_without(jobs), snapshot.up, capacity=less)
 
 
-def _n_asked(snapshot: Snapshot, gangs: Gangs) -> int:
+def _n_requested(snapshot: Snapshot, gangs: Gangs) -> int:
     """Return the tasks of all gangs; of a pair those of both jobs."""
     n = gangs.n_workers.sum() + gangs.n_ps.sum()
     if len(gangs.partner):

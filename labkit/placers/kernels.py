@@ -68,7 +68,7 @@ def _task_by_task(
     rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
-    """Place the workers of a gang and then its PSs by a rule for tasks; tell whether some are left over."""
+    """Place the workers of a gang and then its PSs by a rule for tasks; return whether some are left over."""
     if rule == SPREAD:
         rest = spread(book, usable, worker, n_workers, workers)
         return rest > 0 or (n_ps > 0 and spread(book, book.up, ps, n_ps, servers) > 0)
@@ -238,7 +238,7 @@ def _place_pair(
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: Bools, book: ScratchBook, empty: ScratchBook, jobs: Ints,
     n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
-    asked_ps: Ints, runs_on: Bools, machines: Ints, hosts: Bools, host_row: Ints,
+    requested_ps: Ints, runs_on: Bools, machines: Ints, hosts: Bools, host_row: Ints,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order; return which were placed, and the rows of the placement.
 
@@ -274,7 +274,8 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
             w, p = most_w, most_p
             if not _place_pair(
                 rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
-                worker_demand[other], ps_demand[other], 0 + asked_ps[other], workers, servers, other_servers, lies_on,
+                worker_demand[other], ps_demand[other], 0 + requested_ps[other], workers, servers, other_servers,
+                lies_on,
             ):  # fmt: skip
                 w, p = 0, 0
         else:
@@ -297,7 +298,7 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
             continue
         needed = n + w + p
         if other >= 0:
-            needed += w + asked_ps[other]
+            needed += w + requested_ps[other]
         if needed > size:
             size = 2 * needed
             job, role = _grown(job, n, size), _grown(role, n, size)

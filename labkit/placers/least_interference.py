@@ -33,7 +33,7 @@ class LeastInterference:
     Attributes
     ----------
     model : InterferenceModel or None
-        A fitted one; None: what measurements before the run have shown (`told`), and where there are none, the
+        A fitted one; None: what measurements before the run have shown (`for_run`), and where there are none, the
         two-stage model of the synthetic "mild" server of `labkit.speed.interference.measured`.
     uses : mapping or None
         What the tasks of a model use, by its name; None: `labkit.workloads.catalogue`, see `task_use`.
@@ -52,7 +52,7 @@ class LeastInterference:
     model: InterferenceModel | None = None
     uses: Mapping[str, ModelUse] | None = None
 
-    def told(self, context: Context) -> LeastInterference:
+    def for_run(self, context: Context) -> LeastInterference:
         """Return the placer of one run: without a model of its own it takes what `Context.interference` tells."""
         known = context.interference
         return self if known is None or self.model is not None else LeastInterference(known.model, known.uses)

@@ -126,21 +126,21 @@ def whole(
 
 
 @inner
-def pack(book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools) -> int:
+def pack(book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints, own: Bools) -> int:
     """Fill machines one after the other: the gang's own first, then the fullest."""
     while n:
         best, best_mine, best_load = -1, False, -1.0
         for m in range(len(book.load)):
-            better = (mine[m] and not best_mine) or (mine[m] == best_mine and book.load[m] > best_load)
+            better = (own[m] and not best_mine) or (own[m] == best_mine and book.load[m] > best_load)
             if better and room(book.machine_free[m], demand, 1):
                 g = _emptiest_group(book, usable, demand, n, m)
                 if g >= 0:
-                    best, best_mine, best_load = g, mine[m], book.load[m]
+                    best, best_mine, best_load = g, own[m], book.load[m]
         if best < 0:
             return n
         fitting = room(book.free[best], demand, n)
         take(book, demand, taken, best, fitting)
-        mine[book.group_machine[best]] = True
+        own[book.group_machine[best]] = True
         n -= fitting
     return n
 

@@ -96,7 +96,7 @@ def _names(shown: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def plot_gantts(
-    held: dict[str, pd.DataFrame], tables: dict[str, pd.DataFrame], *, limit: int = MAX_ROWS
+    lanes: dict[str, pd.DataFrame], tables: dict[str, pd.DataFrame], *, limit: int = MAX_ROWS
 ) -> alt.VConcatChart:
     """Draw a Gantt chart over another one, with one axis of time and the same colour for a job in both.
 
@@ -111,7 +111,7 @@ def plot_gantts(
         The most bars to draw per run; the longest are kept.
     """
     ids = list(dict.fromkeys(name for table in tables.values() for name in table["id"]))[:MOST_JOBS]
-    shown = {name: each[each["id"].isin(ids)] for name, each in held.items()}
+    shown = {name: each[each["id"].isin(ids)] for name, each in lanes.items()}
     ends = [float(each["end_s"].max()) for each in shown.values() if len(each)]
     until_s = max([1e-9, *ends])
     most = pd.concat(shown.values()).groupby("id")["workers"].max() if shown else pd.Series(dtype=float)
@@ -124,11 +124,13 @@ def plot_gantts(
     return cast(alt.VConcatChart, alt.vconcat(*charts, spacing=14).resolve_scale(color="shared"))
 
 
-def _gantt(name: str, held: pd.DataFrame, jobs: pd.DataFrame, *, ids: list[str], until_s: float) -> alt.LayerChart:
+def _gantt(name: str, lanes: pd.DataFrame, jobs: pd.DataFrame, *, ids: list[str], until_s: float) -> alt.LayerChart:
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(start=jobs["arrival_s"] / scale_s, end=jobs["completion_s"].fillna(until_s) / scale_s)
     lives = lives[["id", "start", "end"]].round(4)
-    shown = held.assign(start=held["start_s"] / scale_s, end=held["end_s"] / scale_s, height=0.9 * held["share"] * ROW)
+    shown = lanes.assign(
+        start=lanes["start_s"] / scale_s, end=lanes["end_s"] / scale_s, height=0.9 * lanes["share"] * ROW
+    )
     shown = shown[["id", "start", "end", "workers", "works", "height"]].round(4)
     y = alt.Y("id:N", sort=ids, title=None, axis=alt.Axis(grid=False, domain=False, ticks=False, labelLimit=130))
     x = alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False))

@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from labkit.plots.palette import HELD, NO_GPU
+from labkit.plots.palette import IN_USE, NO_GPU
 from labkit.plots.theme import INK, MAX_ROWS, MUTED, layered, name_axis, time_unit, title
 from labkit.results import RunRecord, gantt
 
@@ -51,13 +51,13 @@ def plot_gantt(
     """
     jobs, note = _sample(table)
     until_s = _until_s(bars, table) if until_s is None else until_s
-    held, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
+    lanes, left_out = _merged(bars[bars["job"].isin(jobs["job"])], limit=limit)
     scale_s, unit = time_unit(until_s)
     lives = jobs.assign(
         start=jobs["arrival_s"] / scale_s, end=jobs["completion_s"].fillna(jobs["dropped_s"]).fillna(until_s) / scale_s
     )[["id", "start", "end"]].round(4)
-    held = (
-        held.merge(jobs[["job", "id"]], on="job")
+    lanes = (
+        lanes.merge(jobs[["job", "id"]], on="job")
         .assign(start=lambda f: f["start_s"] / scale_s, end=lambda f: f["end_s"] / scale_s)[
             ["id", "start", "end", "gpus", "tasks"]
         ]
@@ -72,10 +72,10 @@ def plot_gantt(
         scale=alt.Scale(domain=[0, until_s / scale_s], nice=False),
     )
     waits = alt.Chart(lives).mark_rule(color=WAITS, strokeWidth=1.4, aria=False).encode(x=x, x2="end:Q", y=y)
-    most = max(float(held["gpus"].max()) if len(held) else 1.0, 1.0) if most_gpus is None else most_gpus
-    without = bool((held["gpus"] == 0).any())
+    most = max(float(lanes["gpus"].max()) if len(lanes) else 1.0, 1.0) if most_gpus is None else most_gpus
+    without = bool((lanes["gpus"] == 0).any())
     legend_note = "grey line: in the system without tasks" + ("; brown: holds tasks and no GPU" if without else "")
-    works = _works(held, x=x, y=y, unit=unit, most_gpus=most)
+    works = _works(lanes, x=x, y=y, unit=unit, most_gpus=most)
     return layered(waits, works, height=alt.Step(step), title=title(heading, legend_note, note, left_out))
 
 
@@ -114,11 +114,11 @@ def _until_s(bars: pd.DataFrame, table: pd.DataFrame) -> float:
     return max([0.0, *ends])
 
 
-def _works(held: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
-    scale = alt.Scale(domain=[0, most_gpus], range=list(HELD))
+def _works(lanes: pd.DataFrame, *, x: alt.X, y: alt.Y, unit: str, most_gpus: float) -> alt.Chart:
+    scale = alt.Scale(domain=[0, most_gpus], range=list(IN_USE))
     colour = alt.Color("gpus:Q", title="GPUs held", scale=scale, legend=alt.Legend(tickMinStep=1))
     chart = (
-        alt.Chart(held)
+        alt.Chart(lanes)
         .mark_bar(height=alt.RelativeBandSize(0.8), cornerRadiusEnd=0, aria=False)
         .encode(
             x=x,

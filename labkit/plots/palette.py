@@ -9,7 +9,7 @@ FONT: Final = "Inter, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sa
 INK, MUTED, LINE, FAINT, PAPER = "#1b2330", "#5b6676", "#d9dee6", "#eef1f5", "#ffffff"
 HEAT: Final = ("#eef3fb", "#b9d3f4", "#6fa6e8", "#2f6fce", "#163f86")
 """Nothing held ... everything held."""
-HELD: Final = HEAT[1:]
+IN_USE: Final = HEAT[1:]
 """Of the bars of a Gantt chart: from no GPU to the most that a job of the run holds."""
 NO_GPU: Final = "#b08a5a"
 """Of the bar of a job that holds tasks and no GPU."""

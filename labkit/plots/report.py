@@ -464,10 +464,10 @@ def _best(column: pd.Series[Any], *, higher: bool | None) -> float:
 
 
 def _cell(value: float, name: str, *, scale: float, best: float) -> page.TableCell:
-    return page.TableCell(_said(value / scale, name), value == best, value / scale)
+    return page.TableCell(_number(value / scale, name), value == best, value / scale)
 
 
-def _said(value: float, name: str) -> str:
+def _number(value: float, name: str) -> str:
     if np.isnan(value):
         return "–"
     if name.startswith("n_"):

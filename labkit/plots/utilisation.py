@@ -165,12 +165,12 @@ def _banded(cells: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
 
 
 SHARE_BINS = 120
-_TELLS_STEPS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
+_WITH_STEPS = (Kind.STARTED, Kind.RESCALED, Kind.PROGRESSED, Kind.PAUSED, Kind.PREEMPTED, Kind.COMPLETED, Kind.FAILED)
 
 
 def steps_between(rows: Events, *, n_jobs: int, edges: Floats) -> Floats:
     """Return the steps that each job did between edges of time, (N, B): from one event to the next they grow evenly."""
-    marks = by_job(rows, is_kind(rows, *_TELLS_STEPS))
+    marks = by_job(rows, is_kind(rows, *_WITH_STEPS))
     job, time_s, steps = rows["job"][marks], rows["time_s"][marks], rows["value"][marks]
     done = np.zeros((n_jobs, len(edges)))
     for number in np.unique(job):

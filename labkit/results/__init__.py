@@ -12,14 +12,49 @@ from labkit.results.metrics import fair_share_s, finish_time_fairness, jain_inde
 from labkit.results.notes import notes
 from labkit.results.record import RunInfo, RunRecord, RunState
 from labkit.results.spans import configurations, lanes, rescalings, stretches
-from labkit.results.store import RunWriter, free_id, known_runs, load
+from labkit.results.store import RunWriter, free_id, load, run_ids
 from labkit.results.sweep_folder import read_sweep
 from labkit.results.sweeps import cell_table, interval, means_by, sweep_differences, sweep_means, with_bound
 
 __all__ = [
-    "RunInfo", "RunRecord", "RunState", "RunWriter", "Runs", "allocation", "cell_table", "configurations",
-    "explained", "fair_share_s", "fidelity_summary", "finish_time_fairness", "forwarding", "free_id", "gantt",
-    "gap_parts", "gpu_lanes", "heat_map", "interval", "jain_index", "jct_cdf", "jct_table", "job_fidelity", "job_table",
-    "known_runs", "labels", "lanes", "load", "means_by", "notes", "read_sweep", "rescalings", "run_table",
-    "stretches", "summary", "sweep_differences", "sweep_means", "time_split", "utilisation", "with_bound",
+    "RunInfo",
+    "RunRecord",
+    "RunState",
+    "RunWriter",
+    "Runs",
+    "allocation",
+    "cell_table",
+    "configurations",
+    "explained",
+    "fair_share_s",
+    "fidelity_summary",
+    "finish_time_fairness",
+    "forwarding",
+    "free_id",
+    "gantt",
+    "gap_parts",
+    "gpu_lanes",
+    "heat_map",
+    "interval",
+    "jain_index",
+    "jct_cdf",
+    "jct_table",
+    "job_fidelity",
+    "job_table",
+    "labels",
+    "lanes",
+    "load",
+    "means_by",
+    "notes",
+    "read_sweep",
+    "rescalings",
+    "run_ids",
+    "run_table",
+    "stretches",
+    "summary",
+    "sweep_differences",
+    "sweep_means",
+    "time_split",
+    "utilisation",
+    "with_bound",
 ]  # fmt: skip

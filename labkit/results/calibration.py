@@ -38,20 +38,20 @@ def calibration(records: Sequence[RunRecord]) -> list[str]:
     parts = [_compared(name, record.table, known, mean_s) for name, record in named.items() if name not in found]
     if parts:
         sentences.append(f"Against the record: {'; '.join(parts)}.")
-    return sentences + _not_kept(truth)
+    return sentences + _record_overflow(truth)
 
 
-def _compared(name: str, table: pd.DataFrame, known: dict[str, float], mean_s: float) -> str:
+def _compared(name: str, table: pd.DataFrame, recorded_s: dict[str, float], mean_s: float) -> str:
     """Return how the waits of a simulated run compare with those that are known."""
-    mine = table[table["id"].isin(list(known))].dropna(subset="queueing_s")
-    error_s = np.abs(mine["queueing_s"].to_numpy() - np.array([known[job] for job in mine["id"]]))
+    mine = table[table["id"].isin(list(recorded_s))].dropna(subset="queueing_s")
+    error_s = np.abs(mine["queueing_s"].to_numpy() - np.array([recorded_s[job] for job in mine["id"]]))
     apart = mine["queueing_s"].mean() / mean_s - 1 if mean_s > 0 else np.nan
     where = f"{abs(apart):.1%} {'above' if apart >= 0 else 'below'} recorded" if apart == apart else "not comparable"
     return f"{name} simulated: mean wait {where} (median error of a job {human_s(float(np.median(error_s)))})"
 
 
-def _not_kept(truth: RunRecord) -> list[str]:
-    """Return what of the record the machines had no room for."""
+def _record_overflow(truth: RunRecord) -> list[str]:
+    """Return notes on the part of the record for which the machines had no room."""
     started = truth.table.set_index("id")["first_start_s"].reindex(truth.jobs.id.astype(str)).to_numpy()
     late_s = started - np.maximum(truth.jobs.recorded_start_s, truth.jobs.arrival_s)
     late = late_s > LATE_S

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from labkit.core.text import human_s, none_told, time_unit, without_seed
+from labkit.core.text import human_s, text_or_none, time_unit, without_seed
 from labkit.results.calibration import calibration
 from labkit.results.comparison import BOUND_LABEL, bills, bound_jct_s, in_time, labels
 from labkit.results.record import RunRecord
@@ -240,27 +240,27 @@ def identical_runs(table: pd.DataFrame) -> list[str]:
     `table`: from `labkit.sweep` or `labkit.results.read_sweep`.
     """
     table = table[table["scheduler"] != BOUND_LABEL]
-    known = [name for name in OUTCOMES if name in table]
+    outcomes = [name for name in OUTCOMES if name in table]
     setting = [key for key in keys_of(table) if key not in ("seed", "scheduler") and len(set(table[key])) > 1]
-    if not known:
+    if not outcomes:
         return []
     parts = [((), table)] if not setting else list(table.groupby(setting, sort=False, dropna=False))
-    same = [(dict(zip(setting, keys, strict=True)), part) for keys, part in parts if _same(part, known)]
+    same = [(dict(zip(setting, keys, strict=True)), part) for keys, part in parts if _same(part, outcomes)]
     if len(same) == len(parts):
         same = [({}, table)] if same else []
     return [_note(part, names) for names, part in same]
 
 
-def _same(part: pd.DataFrame, known: list[str]) -> bool:
+def _same(part: pd.DataFrame, outcomes: list[str]) -> bool:
     """Return whether there are two schedulers at least, and all have the same numbers on each seed."""
-    if len(set(part["scheduler"])) < 2 or (part["error"] != "").any() or part[known].isna().to_numpy().any():
+    if len(set(part["scheduler"])) < 2 or (part["error"] != "").any() or part[outcomes].isna().to_numpy().any():
         return False
-    return len(part.drop_duplicates(["seed", *known])) == len(set(part["seed"]))
+    return len(part.drop_duplicates(["seed", *outcomes])) == len(set(part["seed"]))
 
 
 def _note(part: pd.DataFrame, setting: dict[str, object]) -> str:
     names = ", ".join(dict.fromkeys(part["scheduler"]))
-    where = " with " + ", ".join(f"{key} {none_told(value)}" for key, value in setting.items()) if setting else ""
+    where = " with " + ", ".join(f"{key} {text_or_none(value)}" for key, value in setting.items()) if setting else ""
     queued_s = part["mean_queueing_s"] if "mean_queueing_s" in part else part["mean_jct_s"]
     sentence = f"{names} gave identical results on every {pairs_called(part)}{where}"
     if (queued_s > 0).any():

@@ -41,7 +41,7 @@ class Wait(NamedTuple):
     """Why a job waits at a moment: one of `CAUSES`, and a sentence."""
 
     cause: str
-    said: str
+    text: str
 
 
 class ExplainedRun:
@@ -52,17 +52,17 @@ class ExplainedRun:
 
     def __init__(self, record: RunRecord, *, ruled: Jobs | None = None) -> None:
         self.record, self.jobs, self.cluster = record, record.jobs if ruled is None else ruled, record.cluster
-        self.held: Holdings = holdings(record.events, record.jobs)
+        self.holdings: Holdings = holdings(record.events, record.jobs)
         table = record.table.set_index("job").reindex(range(len(record.jobs)))
         self.start_s, self.done_s = (table[name].to_numpy(np.float64) for name in ("first_start_s", "completion_s"))
         self._arrival_s = record.jobs.arrival_s
         self._rules = HostRules.of(self.jobs, record.cluster)
         self._number = {str(name): i for i, name in enumerate(record.jobs.id)}
-        self._amounts: Floats = np.stack([self.held.gpus, self.held.cpus, self.held.memory_gb], axis=1)
+        self._amounts: Floats = np.stack([self.holdings.gpus, self.holdings.cpus, self.holdings.memory_gb], axis=1)
 
     def runs(self, at_s: float) -> Ints:
         """Return the jobs that hold tasks from a moment on, (J,)."""
-        return np.unique(self.held.job[(self.held.start_s <= at_s) & (self.held.end_s > at_s)])
+        return np.unique(self.holdings.job[(self.holdings.start_s <= at_s) & (self.holdings.end_s > at_s)])
 
     def waits(self, at_s: float) -> Ints:
         """Return the jobs that are there at a moment, hold nothing and are not done, in order of arrival, (J,)."""
@@ -74,10 +74,10 @@ class ExplainedRun:
         return np.flatnonzero(there).astype(np.int32)
 
     def free(self, at_s: float) -> Floats:
-        """Return what no job holds from a moment on, (G, R); nothing on machines that are gone."""
-        now = (self.held.start_s <= at_s) & (self.held.end_s > at_s)
+        """Return the free capacity from a moment on, (G, R); none on machines that are gone."""
+        now = (self.holdings.start_s <= at_s) & (self.holdings.end_s > at_s)
         free = self.cluster.capacity.astype(np.float64).copy()
-        np.subtract.at(free, self.held.group[now], self._amounts[now])
+        np.subtract.at(free, self.holdings.group[now], self._amounts[now])
         free[~self._up(at_s)] = 0.0
         return free
 
@@ -91,7 +91,7 @@ class ExplainedRun:
 
     def why(self, job: int, at_s: float, *, free: Floats | None = None) -> Wait:
         """Return why a job that waits does so at a moment; `free` if that is known, (G, R)."""
-        held_back = self._held_back(job, at_s)
+        held_back = self._own_rule(job, at_s)
         if held_back is not None:
             return held_back
         free = self.free(at_s) if free is None else free
@@ -112,7 +112,7 @@ class ExplainedRun:
         n_before = int((before & ~(self.done_s <= at_s)).sum())
         return Wait("order", f"its {asked} are free; earlier jobs that wait, too: {n_before:,}")
 
-    def _held_back(self, job: int, at_s: float) -> Wait | None:
+    def _own_rule(self, job: int, at_s: float) -> Wait | None:
         """Return which rule of its own a job waits for; None: none."""
         jobs = self.jobs
         if jobs.begin_s[job] > at_s:
@@ -152,12 +152,12 @@ class ExplainedRun:
 
     def machines(self, job: int, at_s: float) -> list[str]:
         """Return the machines on which a job holds tasks from a moment on."""
-        mine = (self.held.job == job) & (self.held.start_s <= at_s) & (self.held.end_s > at_s)
-        found = np.unique(self.cluster.group_machine[self.held.group[mine]])
+        mine = (self.holdings.job == job) & (self.holdings.start_s <= at_s) & (self.holdings.end_s > at_s)
+        found = np.unique(self.cluster.group_machine[self.holdings.group[mine]])
         return [self.cluster.machines[m] for m in found.tolist()]
 
     def reason(self, job: int, at_s: float) -> str:
-        """Return what the scheduler said last about a job, up to a moment; "": nothing."""
+        """Return the scheduler's last reason about a job, up to a moment; "": none."""
         said = self.record.decisions
         said = said[(said["job"] == str(self.jobs.id[job])) & (said["time_s"] <= at_s)]
         return str(said["reason"].iloc[-1]) if len(said) else ""
@@ -166,7 +166,7 @@ class ExplainedRun:
         """Return for how many seconds a job waited, by cause."""
         spent: dict[str, float] = {}
         for from_s, to_s in self._waits(job):
-            at = np.concatenate([self.held.start_s, self.held.end_s, [self.jobs.begin_s[job]]])
+            at = np.concatenate([self.holdings.start_s, self.holdings.end_s, [self.jobs.begin_s[job]]])
             moments = np.unique(at[(at > from_s) & (at < to_s)])
             edges = np.concatenate([[from_s], moments, [to_s]])
             for at_s, free in zip(edges[:-1].tolist(), self._free_over(edges[:-1]), strict=True):
@@ -176,8 +176,8 @@ class ExplainedRun:
 
     def _waits(self, job: int) -> list[tuple[float, float]]:
         """Return the spans in which a job waits, in order."""
-        mine = self.held.job == job
-        spans = sorted(set(zip(self.held.start_s[mine].tolist(), self.held.end_s[mine].tolist(), strict=True)))
+        mine = self.holdings.job == job
+        spans = sorted(set(zip(self.holdings.start_s[mine].tolist(), self.holdings.end_s[mine].tolist(), strict=True)))
         last_s = self.done_s[job] if np.isfinite(self.done_s[job]) else float(self.record.events["time_s"].max())
         edges = [float(self._arrival_s[job]), *(at for span in spans for at in span), float(last_s)]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
@@ -186,11 +186,11 @@ class ExplainedRun:
         """Yield what is free from each of some moments on, in order of time, (G, R)."""
         free = self.free(float(moments[0]))
         yield free
-        inside = (np.r_[self.held.start_s, self.held.end_s] > moments[0]) & (
-            np.r_[self.held.start_s, self.held.end_s] <= moments[-1]
+        inside = (np.r_[self.holdings.start_s, self.holdings.end_s] > moments[0]) & (
+            np.r_[self.holdings.start_s, self.holdings.end_s] <= moments[-1]
         )
-        at = np.r_[self.held.start_s, self.held.end_s][inside]
-        group = np.r_[self.held.group, self.held.group][inside]
+        at = np.r_[self.holdings.start_s, self.holdings.end_s][inside]
+        group = np.r_[self.holdings.group, self.holdings.group][inside]
         change = np.concatenate([-self._amounts, self._amounts])[inside]
         order = np.argsort(at, kind="stable")
         ends = np.searchsorted(at[order], moments[1:], side="right")
@@ -210,7 +210,7 @@ def facts_of(records: Sequence[RunRecord]) -> dict[str, ExplainedRun]:
 
 
 def of_job(records: Sequence[RunRecord], job: str) -> pd.DataFrame:
-    """Return what each run did with a job and why, a row each.
+    """Return the treatment of a job in each run and the reason, a row each.
 
     Columns: scheduler; waited_s (all of its waits), start_s, end_s (NaN: not in this run); machines (of its first
     start), why (a sentence: what it waited for and how long, what ended as it started, who passed it).
@@ -244,14 +244,14 @@ def of_moment(records: Sequence[RunRecord], at_s: float) -> pd.DataFrame:
     rows = []
     for name, facts in facts_of(records).items():
         running, waiting = facts.runs(at_s), facts.waits(at_s)
-        now = (facts.held.start_s <= at_s) & (facts.held.end_s > at_s)
+        now = (facts.holdings.start_s <= at_s) & (facts.holdings.end_s > at_s)
         later = facts.start_s[facts.start_s >= at_s]
         next_s = float(later.min()) if len(later) else np.nan
         starts = facts.jobs.id[facts.start_s == next_s].astype(str).tolist()
         first = int(waiting[0]) if len(waiting) else -1
         rows.append({
             "scheduler": name, "running": len(running), "waiting": len(waiting),
-            "gpus": float(facts.held.gpus[now].sum()), "next_s": next_s, "starts": _some(starts),
+            "gpus": float(facts.holdings.gpus[now].sum()), "next_s": next_s, "starts": _some(starts),
             "first": str(facts.jobs.id[first]) if first >= 0 else "",
             "why": _waits_because(facts, first, at_s) if first >= 0 else "",
         })  # fmt: skip
@@ -311,7 +311,7 @@ def _state(facts: ExplainedRun, job: str, at_s: float) -> str:
 
 def _waits_because(facts: ExplainedRun, job: int, at_s: float) -> str:
     said = facts.reason(job, at_s)
-    return facts.why(job, at_s).said + (f" ({said})" if said else "")
+    return facts.why(job, at_s).text + (f" ({said})" if said else "")
 
 
 def _of_job(facts: ExplainedRun, job: int, spent: dict[str, float]) -> str:
@@ -322,10 +322,10 @@ def _of_job(facts: ExplainedRun, job: int, spent: dict[str, float]) -> str:
     parts = [f"waited {human_s(spent[cause])} {what}" for cause, what in CAUSES.items() if spent.get(cause)]
     parts = parts or ["started at once"]
     if spent.get("room") or spent.get("shape"):
-        parts[0] += f" (at arrival: {facts.why(job, float(arrival_s[job])).said})"
-    mine = (facts.held.job == job) & (facts.held.start_s == start_s[job]) & (facts.held.role == Role.WORKER)
-    here = np.isin(facts.held.group, facts.held.group[mine]) & (facts.held.end_s == start_s[job])
-    if len(freed := np.unique(facts.held.job[here & (facts.held.job != job)])):
+        parts[0] += f" (at arrival: {facts.why(job, float(arrival_s[job])).text})"
+    mine = (facts.holdings.job == job) & (facts.holdings.start_s == start_s[job]) & (facts.holdings.role == Role.WORKER)
+    here = np.isin(facts.holdings.group, facts.holdings.group[mine]) & (facts.holdings.end_s == start_s[job])
+    if len(freed := np.unique(facts.holdings.job[here & (facts.holdings.job != job)])):
         parts.append(f"started as {_some(facts.jobs.id[freed].astype(str).tolist())} made room")
     during = (start_s > arrival_s[job]) & (start_s < start_s[job])
     if passed := int((during & (arrival_s > arrival_s[job])).sum()):

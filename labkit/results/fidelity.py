@@ -249,9 +249,9 @@ class _Spent:
             total[key] = total[key][0] + steps, total[key][1] + seconds
         return {key: seconds / steps for key, (steps, seconds) in total.items() if steps > 0}
 
-    def _carry_over(self, key: Key, steps: float, seconds: float, known: dict[Key, float]) -> None:
+    def _carry_over(self, key: Key, steps: float, seconds: float, step_times: dict[Key, float]) -> None:
         """Count steps that were made during a rescaling as if the new gang had made them."""
-        each_s = known.get(key, np.nan)
+        each_s = step_times.get(key, np.nan)
         each_s = self.step_s(key) if np.isnan(each_s) else each_s
         moved_s = seconds if np.isnan(each_s) else steps * each_s
         self._train(key, steps, moved_s)

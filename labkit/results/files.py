@@ -248,7 +248,7 @@ LOCK: Final = ".writer"
 LOOKED_S: Final = 1.0
 """A process that only looks whether there is a writer holds the lock for a moment."""
 
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+_locks: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 class RunLock:
@@ -263,7 +263,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        _held.add(self)
+        _locks.add(self)
         try:
             if not _taken(self.file):
                 raise InputError(_refusal(folder))
@@ -281,7 +281,7 @@ class RunLock:
 
     def release(self) -> None:
         """Let others write; twice is as good as once."""
-        _held.discard(self)
+        _locks.discard(self)
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -289,7 +289,7 @@ class RunLock:
 
 def _forget_in_child() -> None:
     """Hold nothing in a forked child: it may outlive the writer, and writes nothing."""
-    for lock in list(_held):
+    for lock in list(_locks):
         lock.release()
 
 
@@ -318,7 +318,7 @@ def writer_of(folder: Path) -> dict[str, Any] | None:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _said(file)
+        return _writer_info(file)
     except OSError:  # a file system without locks
         return None
     finally:
@@ -326,7 +326,7 @@ def writer_of(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _said(file: int) -> dict[str, Any]:
+def _writer_info(file: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         content = json.loads(os.pread(file, 1 << 12, 0))
         if isinstance(content, dict):

@@ -80,7 +80,7 @@ def _stacked(lane: pd.DataFrame) -> np.ndarray:
 
 
 def allocation(record: RunRecord, *, n_times: int = 200) -> pd.DataFrame:
-    """Return what was asked for, allocated and in fragments over time, in GPUs.
+    """Return the requested, allocated and fragmented GPUs over time.
 
     Fragments are idle GPUs that the gangs of the run cannot use where they are, by how often each kind of gang comes
     (`labkit.placers.fragments`); asked: by the jobs that have arrived and are not over.

@@ -131,23 +131,23 @@ def _together_until(first: Events, until_s: Floats) -> Floats:
     return together_s
 
 
-def _shared(held: Holdings, together_s: Floats) -> Holdings:
+def _shared(rows: Holdings, together_s: Floats) -> Holdings:
     """Halve the GPUs of rows up to a moment; what a row holds after it is another row."""
     shares = np.isfinite(together_s)
-    alone = shares & (together_s < held.end_s)
+    alone = shares & (together_s < rows.end_s)
     row = np.repeat(np.arange(len(shares)), 1 + alone)
     second = np.append(False, row[1:] == row[:-1])
     halved = np.where(shares[row] & ~second, 0.5, 1.0)
     return Holdings(
-        job=held.job[row],
-        role=held.role[row],
-        group=held.group[row],
-        count=held.count[row],
-        gpus=held.gpus[row] * halved,
-        cpus=held.cpus[row],
-        memory_gb=held.memory_gb[row],
-        start_s=np.where(second, together_s[row], held.start_s[row]),
-        end_s=np.where(alone[row] & ~second, together_s[row], held.end_s[row]),
+        job=rows.job[row],
+        role=rows.role[row],
+        group=rows.group[row],
+        count=rows.count[row],
+        gpus=rows.gpus[row] * halved,
+        cpus=rows.cpus[row],
+        memory_gb=rows.memory_gb[row],
+        start_s=np.where(second, together_s[row], rows.start_s[row]),
+        end_s=np.where(alone[row] & ~second, together_s[row], rows.end_s[row]),
     )
 
 

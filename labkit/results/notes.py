@@ -43,7 +43,11 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
                 "tasks were not started."
             )
         lines += fallbacks(record.events, name=label, fallback=fallback_of(record))
-        lines += [*given_up(record, name=label), *ended_at_limits(record, name=label), *reserved(record, name=label)]
+        lines += [
+            *dropped_jobs(record, name=label),
+            *ended_at_limits(record, name=label),
+            *reserved(record, name=label),
+        ]
     lines += [_unseen(label, record) for label, record in named if _gives_in_vain(record)]
     times = {label: float(record.info.config.get(TYPES_DIFFER, 1.0)) for label, record in named}
     lines += [*_free_changes(named), *_far_behind(named), *_never_waited(records)]
@@ -56,7 +60,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     return lines
 
 
-def held_up(record: RunRecord) -> list[tuple[str, str, int]]:
+def reservation_effects(record: RunRecord) -> list[tuple[str, str, int]]:
     """Return the effects of reservations on a run: which one, which effect, on how many jobs."""
     explained = record.events[record.events["kind"] == Kind.EXPLAINED] if record.reasons else record.events[:0]
     found = []
@@ -70,7 +74,9 @@ def held_up(record: RunRecord) -> list[tuple[str, str, int]]:
 
 def reserved(record: RunRecord, *, name: str) -> list[str]:
     """Return a sentence for each thing that reservations did to the jobs of a run."""
-    return [f"{name}: reservation {one}: {n} job{'s' * (n != 1)} {what}." for one, what, n in held_up(record)]
+    return [
+        f"{name}: reservation {one}: {n} job{'s' * (n != 1)} {what}." for one, what, n in reservation_effects(record)
+    ]
 
 
 def reserved_in(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -147,7 +153,7 @@ def ended_at_limits(record: RunRecord, *, name: str) -> list[str]:
     ]
 
 
-def given_up(record: RunRecord, *, name: str) -> list[str]:
+def dropped_jobs(record: RunRecord, *, name: str) -> list[str]:
     """Return a sentence if jobs were given up: how many, and why."""
     rows = record.events[record.events["kind"] == Kind.DROPPED]
     if not len(rows):

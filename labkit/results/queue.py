@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Self
 
 from labkit.core.below import read_plain
 from labkit.core.errors import InputError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import write_text
 from labkit.results.files import writer_of
 
@@ -104,7 +104,7 @@ class RunQueue:
             raise InputError(f"{folder} holds no {QUEUE}; it is not the folder of a queue.") from None
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()]
-            raise InputError(told(str(path), faults)) from None
+            raise InputError(fault_report(str(path), faults)) from None
         if queue.version != VERSION:
             raise InputError(f"{path} has version {queue.version}; this labkit reads {VERSION}.")
         names = [each.run for each in queue.runs]
@@ -181,7 +181,7 @@ def describe_state(state: QueueState, *, worked: bool) -> str:
     return "cut off" if state == QueueState.RUNNING and not worked else str(state)
 
 
-def known_queues(runs: Path | str = "runs") -> list[str]:
+def queue_names(runs: Path | str = "runs") -> list[str]:
     """Return the names of the queues in a folder of runs, sorted."""
     return sorted(path.parent.name for path in Path(runs).glob(f"*/{QUEUE}"))
 
@@ -199,7 +199,7 @@ def queue_of(name: str | Path, *, runs: Path | str = "runs") -> Path:
     folder = find_queue(name, runs=runs)
     if folder is not None:
         return folder
-    if not (known := known_queues(runs)):
+    if not (known := queue_names(runs)):
         raise InputError(
             f"no queue '{name}': there is none in {runs}; begin one with 'labkit deploy --schedulers A,B'."
         )

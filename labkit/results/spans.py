@@ -43,7 +43,7 @@ Gang = tuple[int, int]
 
 _GANG: Final = (Kind.STARTED, Kind.RESCALED)
 _ENDS: Final = (Kind.PREEMPTED, Kind.FAILED, Kind.COMPLETED, Kind.DROPPED)
-_TELLS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, Kind.RESIZED, *_ENDS)
+_WITH_STEPS: Final = (*_GANG, Kind.PROGRESSED, Kind.PAUSED, Kind.RESIZED, *_ENDS)
 """The kinds whose value is the number of steps done."""
 
 _THEN: Final = {
@@ -76,7 +76,7 @@ class _Piece:
     start_s: float
     end_s: float
     reached: tuple[float, float]  # steps done at its start, and at its end
-    made: float = 0.0  # of them, how many count: those that were lost do not
+    useful_steps: float = 0.0  # of them, how many count: those that were lost do not
     lost_s: float = 0.0
 
 
@@ -100,7 +100,7 @@ def stretches(rows: Events) -> pd.DataFrame:
     for job, marks in _lives(rows):
         for piece in _pieces(marks, until_s):
             place = piece.gang if piece.doing in (Doing.TRAINING, Doing.RESCALING) else (0, 0)
-            found.append((job, piece.doing, *place, piece.start_s, piece.end_s, piece.made, piece.lost_s))
+            found.append((job, piece.doing, *place, piece.start_s, piece.end_s, piece.useful_steps, piece.lost_s))
     names = ["job", "doing", "n_workers", "n_ps", "start_s", "end_s", "steps", "lost_s"]
     return pd.DataFrame(found, columns=names).astype(dict.fromkeys(names[4:], np.float64))
 
@@ -112,7 +112,7 @@ def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
     counts = np.zeros((len(rows), 2), np.int64)
     first_row = np.flatnonzero(begins)[np.cumsum(begins)[placed] - 1]
     np.add.at(counts, (first_row, rows["role"][placed]), rows["value"][placed].astype(np.int64))
-    index = by_job(rows, begins | is_kind(rows, Kind.ARRIVED, *_TELLS))
+    index = by_job(rows, begins | is_kind(rows, Kind.ARRIVED, *_WITH_STEPS))
     cuts = np.flatnonzero(np.diff(job[index])) + 1
     for mine in np.split(index, cuts) if len(index) else []:
         steps = _steps(rows[mine])
@@ -125,12 +125,12 @@ def _lives(rows: Events) -> Iterator[tuple[int, list[_Mark]]]:
         )
 
 
-def _steps(mine: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _steps(rows: Events) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the steps done at each event of a job; one that does not say stands on the line between two that do."""
-    reported = np.where(is_kind(mine, *_TELLS), mine["value"], np.nan)
-    reported[mine["kind"] == Kind.ARRIVED] = 0.0
+    reported = np.where(is_kind(rows, *_WITH_STEPS), rows["value"], np.nan)
+    reported[rows["kind"] == Kind.ARRIVED] = 0.0
     known = np.isfinite(reported)
-    return np.where(known, reported, np.interp(mine["time_s"], mine["time_s"][known], reported[known], left=0.0))
+    return np.where(known, reported, np.interp(rows["time_s"], rows["time_s"][known], reported[known], left=0.0))
 
 
 def _pieces(marks: list[_Mark], until_s: float) -> list[_Piece]:
@@ -156,7 +156,7 @@ class _Walk:
         self.pieces: list[_Piece] = []
         self.doing = Doing.WAITING
         self._trains: Gang = (0, 0)
-        self._given: Gang = (0, 0)
+        self._placed_gang: Gang = (0, 0)
         self._changing_since = -1  # piece in which it was placed anew, and has not been rescaled yet
         self._before = -1  # the same before it was placed last
 
@@ -172,12 +172,12 @@ class _Walk:
         self.doing = _THEN[mark.kind]
         if mark.kind == Kind.RESCALED and self._changing_since >= 0:
             for piece in self.pieces[self._changing_since :]:
-                piece.doing, piece.gang = Doing.RESCALING, self._given
+                piece.doing, piece.gang = Doing.RESCALING, self._placed_gang
         if mark.kind in (*_GANG, *_ENDS):
-            self._trains, self._changing_since = self._given, -1
+            self._trains, self._changing_since = self._placed_gang, -1
 
     def _placed(self, gang: Gang) -> None:
-        self._given = gang
+        self._placed_gang = gang
         if self.doing == Doing.WAITING:
             self.doing = Doing.STARTING
         elif self.doing in (Doing.TRAINING, Doing.RESCALING) and self._changing_since < 0:
@@ -197,17 +197,17 @@ def _reached(mark: _Mark, after: _Mark) -> float:
     return max(after.steps, predicted)
 
 
-def _count(pieces: list[_Piece], kept: list[float]) -> None:
-    """Count the steps of each piece that were not lost later; `kept`: the steps done after it."""
+def _count(pieces: list[_Piece], safe_steps: list[float]) -> None:
+    """Count the steps of each piece that were not lost later; `safe_steps`: the steps done after it."""
     safe = np.inf
-    for piece, steps in zip(reversed(pieces), reversed(kept), strict=True):
+    for piece, steps in zip(reversed(pieces), reversed(safe_steps), strict=True):
         safe = min(safe, steps)
         if piece.doing not in (Doing.TRAINING, Doing.RESCALING):
             continue
         before, reached = piece.reached
-        piece.made = max(min(reached, safe) - before, 0.0)
+        piece.useful_steps = max(min(reached, safe) - before, 0.0)
         done = max(reached, before) - before
-        lost = 1 - piece.made / done if done > 0 else float(before > safe)
+        lost = 1 - piece.useful_steps / done if done > 0 else float(before > safe)
         piece.lost_s = lost * (piece.end_s - piece.start_s)
 
 
@@ -302,7 +302,7 @@ def configurations(rows: Events, jobs: Jobs) -> pd.DataFrame:
 def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
     """Return the configurations of one job, without their speeds."""
     mine = rows[rows["job"] == job]
-    mine = mine[np.isin(mine["kind"], (*_TELLS, Kind.PLACED))]
+    mine = mine[np.isin(mine["kind"], (*_WITH_STEPS, Kind.PLACED))]
     found: list[tuple[object, ...]] = []
     holds: tuple[int, float, int, float] | None = None
     since, steps, name = 0.0, 0.0, str(jobs.id[job])
@@ -326,9 +326,9 @@ def _of(rows: Events, jobs: Jobs, job: int) -> list[tuple[object, ...]]:
     return found
 
 
-def _placed(mine: Events, jobs: Jobs, job: int, *, until_s: float) -> tuple[int, float, int, float]:
+def _placed(rows: Events, jobs: Jobs, job: int, *, until_s: float) -> tuple[int, float, int, float]:
     """Return workers and the mean cores of one, servers and the mean cores of one, as placed last by a time."""
-    placed = mine[(mine["kind"] == Kind.PLACED) & (mine["time_s"] <= until_s)]
+    placed = rows[(rows["kind"] == Kind.PLACED) & (rows["time_s"] <= until_s)]
     last = placed[placed["time_s"] == placed["time_s"].max(initial=-np.inf)]
     sizes: list[float] = []
     for role, demand in ((Role.WORKER, jobs.worker_demand), (Role.PS, jobs.ps_demand)):

@@ -95,7 +95,7 @@ class RunWriter:
         """
         _refuse_odd_id(info.run)
         is_first = not Path(root).exists()
-        folder = _made(Path(root), info.run, numbered=numbered)
+        folder = _make_folder(Path(root), info.run, numbered=numbered)
         info = replace(info, run=folder.name)
         lock = None
         try:
@@ -277,7 +277,7 @@ def load(path: Path | str, *, runs: Path | str = "runs") -> RunRecord:
     return RunRecord(info=info, jobs=jobs, cluster=cluster, events=events, reasons=reasons)
 
 
-def known_runs(runs: Path | str = "runs") -> list[str]:
+def run_ids(runs: Path | str = "runs") -> list[str]:
     """Return the ids of the runs under a folder, sorted."""
     return sorted(path.parent.name for path in Path(runs).glob("*/run.json"))
 
@@ -304,7 +304,7 @@ def find(path: Path | str, *, runs: Path | str = "runs") -> Path:
                 f"or resume all: labkit deploy --resume {folder.name}."
             )
     parent = path.parent if path.parent.name else runs
-    known = known_runs(parent)
+    known = run_ids(parent)
     if matches := [run for run in known if run.startswith(path.name)]:
         more = f" and {len(matches) - OFFERED} more" if len(matches) > OFFERED else ""
         raise InputError(f"unknown run '{path.name}'. Did you mean {', '.join(matches[:OFFERED])}{more}?")
@@ -336,7 +336,7 @@ def _taken(run: str, root: Path) -> InputError:
     )
 
 
-def _made(root: Path, run: str, *, numbered: bool) -> Path:
+def _make_folder(root: Path, run: str, *, numbered: bool) -> Path:
     """Make the folder of a run, or of `run-2`, `run-3`, ...: the process that makes a folder has that id."""
     while True:
         folder = root / (free_id(root, run) if numbered else run)
@@ -394,7 +394,7 @@ class CatalogEntry:
 def catalog(root: Path | str) -> list[CatalogEntry]:
     """Return the runs under a folder, the newest first; what cannot be read is among them."""
     found = []
-    for run in known_runs(root):
+    for run in run_ids(root):
         try:
             found.append(CatalogEntry(run, files.read_info(Path(root) / run / "run.json")))
         except InputError as error:
@@ -449,7 +449,7 @@ def refuse_unremovable(runs: Iterable[str], *, root: Path | str) -> None:
         if (by := writer_of(folder)) is not None:
             doing = f"queue '{run}' is being worked" if queued else f"run '{run}' is being written"
             raise InputError(f"{doing} by process {by.get('pid', '?')}; stop that first.")
-        for within in known_runs(folder) if queued else ():
+        for within in run_ids(folder) if queued else ():
             if (by := writer_of(folder / within)) is not None:
                 pid = by.get("pid", "?")
                 raise InputError(f"run '{within}' of queue '{run}' is being written by process {pid}; stop that first.")

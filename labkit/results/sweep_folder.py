@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 GRID, CELLS, RUNS = "sweep.json", "cells.jsonl", "runs"
-MAX_TOLD: Final = 4
+MAX_SHOWN: Final = 4
 Row = dict[str, Any]
 
 
@@ -171,8 +171,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    shown = ", ".join(str(value) for value in values[:MAX_TOLD])
-    return shown + (f" and {len(values) - MAX_TOLD} more" if len(values) > MAX_TOLD else "")
+    shown = ", ".join(str(value) for value in values[:MAX_SHOWN])
+    return shown + (f" and {len(values) - MAX_SHOWN} more" if len(values) > MAX_SHOWN else "")
 
 
 def _short(meaning: str) -> str:

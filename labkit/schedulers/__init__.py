@@ -45,7 +45,7 @@ def _modules() -> dict[str, bool]:
 
 @cache
 def _offered(module: str) -> dict[str, SchedulerMaker]:
-    """Return what a module here offers, by name."""
+    """Return the schedulers of a module here, by name."""
     part = import_module(f"{__name__}.{module}")
     if _modules()[module]:
         return {name: SchedulerMaker(*recipe) for name, recipe in part.recipes().items()}
@@ -106,21 +106,21 @@ def _with_option(name: str) -> list[str]:
     return found[:MOST_OFFERED]
 
 
-def _recipe_of(found: Any, name: str) -> SchedulerMaker:
+def _recipe_of(target: Any, name: str) -> SchedulerMaker:
     """Return how to make a scheduler from a class, from a function that returns one, or from one that is made."""
-    if isinstance(found, type):
-        if not callable(getattr(found, "schedule", None)):
+    if isinstance(target, type):
+        if not callable(getattr(target, "schedule", None)):
             raise InputError(
                 f"scheduler {name} is a class without schedule(); expected schedule(snapshot) -> Placement."
             )
-        return SchedulerMaker(options_of(found), found)
-    if callable(getattr(found, "schedule", None)):
-        return SchedulerMaker({}, lambda: deepcopy(found))
-    if not callable(found):
+        return SchedulerMaker(options_of(target), target)
+    if callable(getattr(target, "schedule", None)):
+        return SchedulerMaker({}, lambda: deepcopy(target))
+    if not callable(target):
         raise InputError(
-            f"scheduler {name} is {found!r:.60}; expected a class that has schedule(snapshot) -> Placement."
+            f"scheduler {name} is {target!r:.60}; expected a class that has schedule(snapshot) -> Placement."
         )
-    return SchedulerMaker(options_of(found), found)
+    return SchedulerMaker(options_of(target), target)
 
 
 def options_of(kind: Callable[..., Any]) -> dict[str, Any]:
@@ -158,14 +158,14 @@ def make(name: str, **options: Any) -> Scheduler:
         If there is no such scheduler, option or placer; the message tells the nearest name.
     """
     with naming(labelled(name)[1].strip()):
-        return _made(name, options)
+        return _make(name, options)
 
 
-def _made(name: str, options: dict[str, Any]) -> Scheduler:
+def _make(name: str, options: dict[str, Any]) -> Scheduler:
     """Return the scheduler of a name with options."""
-    plain, given = _parse(name)
+    plain, parsed = _parse(name)
     recipe = _recipe(plain)
-    options = given | options
+    options = parsed | options
     for option in options:
         if option not in recipe.options:
             raise unknown(f"option of {plain}", option, recipe.options)
@@ -218,14 +218,14 @@ def open_options(name: str) -> dict[str, Any]:
     return {option: default for option, default in _recipe(plain).options.items() if option not in given}
 
 
-def _placer(scheduler: str, given: Any) -> Placer:
+def _placer(scheduler: str, placer: Any) -> Placer:
     """Return a placer, or the one of a name."""
-    if isinstance(given, str):
-        return placers.make(given)
-    if not isinstance(given, Placer):
+    if isinstance(placer, str):
+        return placers.make(placer)
+    if not isinstance(placer, Placer):
         known = ", ".join(placers.available())
-        raise InputError(f"{scheduler}: placer is {given!r}; expected an object that has place(), or one of {known}.")
-    return given
+        raise InputError(f"{scheduler}: placer is {placer!r}; expected an object that has place(), or one of {known}.")
+    return placer
 
 
 _TYPES: dict[type, tuple[type, str]] = {

@@ -71,7 +71,7 @@ class Afs:
         """Return the gangs that changed."""
         jobs, table = snapshot.jobs, snapshot.table
         kind, left, seconds = self._estimates.of(snapshot)
-        servers = np.minimum(np.maximum(jobs.asked_ps, 1), seconds.shape[1] - 1)
+        servers = np.minimum(np.maximum(jobs.requested_ps, 1), seconds.shape[1] - 1)
         speed = np.zeros((len(jobs), seconds.shape[2]))
         np.divide(1.0, seconds[kind, servers], out=speed, where=seconds[kind, servers] > 0)
         speed = np.nan_to_num(speed)
@@ -79,10 +79,10 @@ class Afs:
         alone = jobs.total_steps / np.maximum(jobs.duration_s, 1e-9)
         total = capacity(snapshot)
         n_workers = one_by_one(
-            speed, left, np.nan_to_num(alone, nan=1.0), malleable, jobs.asked_workers, jobs.max_workers,
-            jobs.worker_demand, jobs.ps_demand * jobs.asked_ps[:, None], total,
+            speed, left, np.nan_to_num(alone, nan=1.0), malleable, jobs.requested_workers, jobs.max_workers,
+            jobs.worker_demand, jobs.ps_demand * jobs.requested_ps[:, None], total,
         )  # fmt: skip
-        n_ps = np.where(n_workers > 0, jobs.asked_ps, 0).astype(np.int32)
+        n_ps = np.where(n_workers > 0, jobs.requested_ps, 0).astype(np.int32)
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
 
 
@@ -141,7 +141,7 @@ def _taken(free: Floats, worker: Floats, servers: Floats, n: int, first: bool) -
 
 @kernel
 def one_by_one(
-    speed: Floats, left: Floats, alone: Floats, malleable: Bools, asked: Ints, most: Ints, worker: Floats,
+    speed: Floats, left: Floats, alone: Floats, malleable: Bools, requested: Ints, most: Ints, worker: Floats,
     servers: Floats, budget: Floats,
 ) -> Ints:  # fmt: skip
     """Return the workers of each job (J,) by AFS' rule, as far as a budget (R,) goes; `servers` come with the first."""
@@ -154,7 +154,7 @@ def one_by_one(
         best = _next(left, now, more, closed)
         if best < 0:
             return n_workers
-        step = 1 if malleable[best] else asked[best]
+        step = 1 if malleable[best] else requested[best]
         if not _taken(free, worker[best], servers[best], step, n_workers[best] == 0):
             closed[best] = True
             continue

@@ -15,7 +15,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import CPUS
 from labkit.core.snapshot import Snapshot
 from labkit.placers import FirstFit
-from labkit.schedulers.base import asked, capacity, place
+from labkit.schedulers.base import capacity, place, requested_gangs
 from labkit.schedulers.recall import Recall
 
 
@@ -91,7 +91,7 @@ class Autoscale:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start, and which get more workers or fewer."""
         before = self._memory.before(snapshot)
-        started = place(self.placer, snapshot, asked(snapshot, snapshot.waiting))
+        started = place(self.placer, snapshot, requested_gangs(snapshot, snapshot.waiting))
         jobs = snapshot.jobs
         grows = jobs.running & jobs.malleable & (jobs.n_ps > 0) & (jobs.partner < 0)
         known = {int(job): before.get(int(job), _Scaling(snapshot.now_s)) for job in jobs.number[grows]}
@@ -100,14 +100,14 @@ class Autoscale:
         self._memory.keep(known)
         if len(started.set_jobs) < len(snapshot.waiting) or len(started.set_jobs):
             return started  # room is for those that wait
-        free = capacity(snapshot)[CPUS] - float(jobs.held[:, CPUS].sum())
+        free = capacity(snapshot)[CPUS] - float(jobs.allocated[:, CPUS].sum())
         wanted: dict[int, int] = {}
         of_model = dict(self.steps)
         for j in np.flatnonzero(grows):
             job, worker_cores = int(jobs.number[j]), float(jobs.worker_demand[j, CPUS])
             most = int(jobs.max_workers[j])
             if worker_cores > 0:
-                left = min(self.total_cores - float(jobs.held[j, CPUS]), free)
+                left = min(self.total_cores - float(jobs.allocated[j, CPUS]), free)
                 most = min(most, int(jobs.n_workers[j]) + max(int(left / worker_cores + 1e-9), 0))
             known[job], n = self._next(
                 known[job], snapshot.now_s, n_workers=int(jobs.n_workers[j]), speed=float(jobs.speed[j]), most=most,
@@ -120,22 +120,22 @@ class Autoscale:
         if not wanted:
             return Placement.nothing()
         numbers = np.array(list(wanted), np.int32)
-        n_ps = snapshot.held_by_all["n_ps"][numbers]
+        n_ps = snapshot.allocations["n_ps"][numbers]
         gangs = Gangs.of(numbers, n_workers=list(wanted.values()), n_ps=n_ps, shrinks=True)
         return place(self.placer, snapshot, gangs)
 
     def _next(
-        self, known: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int, step: int
+        self, state: _Scaling, now_s: float, *, n_workers: int, speed: float, most: int, step: int
     ) -> tuple[_Scaling, int]:  # fmt: skip
         """Return the state of a job and its workers from now on."""
-        if known.done or now_s < known.changed_s + self.interval_s or not speed > 0:
-            return known, n_workers
-        added = n_workers - known.n_workers
-        if known.n_workers and added > 0 and known.speed > 0:
-            efficiency = (speed - known.speed) / added / (known.speed / known.n_workers)
+        if state.done or now_s < state.changed_s + self.interval_s or not speed > 0:
+            return state, n_workers
+        added = n_workers - state.n_workers
+        if state.n_workers and added > 0 and state.speed > 0:
+            efficiency = (speed - state.speed) / added / (state.speed / state.n_workers)
             if efficiency < self.threshold:
-                return replace(known, changed_s=now_s, done=True), known.n_workers
+                return replace(state, changed_s=now_s, done=True), state.n_workers
         n = min(n_workers + step, most)
         if n <= n_workers:
-            return known, n_workers
+            return state, n_workers
         return _Scaling(now_s, n_workers, speed), n

@@ -55,7 +55,7 @@ def place(placer: Placer, snapshot: Snapshot, gangs: Gangs, *, strict: bool = Fa
     return answer if isinstance(answer, Placement) else placement_of(answer, source=f"{type(placer).__name__}.place()")
 
 
-def asked(snapshot: Snapshot, jobs: Ints) -> Gangs:
+def requested_gangs(snapshot: Snapshot, jobs: Ints) -> Gangs:
     """Return the gangs that these jobs asked for, in this order."""
     table = snapshot.table
     return Gangs(jobs, table.n_workers[jobs], table.n_ps[jobs], np.full(len(jobs), -1, np.int32))
@@ -71,7 +71,7 @@ def changed(snapshot: Snapshot, *, n_workers: Ints, n_ps: Ints) -> Gangs:
 
 
 def capacity(snapshot: Snapshot) -> Floats:
-    """Return what the machines that are there offer in all, (R,)."""
+    """Return the total capacity of the machines that are up, (R,)."""
     cluster = snapshot.cluster
     total: Floats = cluster.capacity[snapshot.up[cluster.group_machine]].sum(axis=0)
     return total
@@ -96,13 +96,13 @@ def start_in_order(
         return Placement.nothing()
     if backfill:
         ordered = waiting if by is None else waiting[np.argsort(by[waiting], kind="stable")]
-        return place(placer, snapshot, asked(snapshot, ordered[snapshot.table.gpus[ordered] <= n_free]))
+        return place(placer, snapshot, requested_gangs(snapshot, ordered[snapshot.table.gpus[ordered] <= n_free]))
     size = CHUNK  # most often few of a long queue start: ask for more only if all of a chunk did
     while True:
         first = waiting[:size] if by is None else least(waiting, by, size)
         if snapshot.table.gpus[first[0]] > n_free:
             return Placement.nothing()
-        placement = place(placer, snapshot, asked(snapshot, first), strict=True)
+        placement = place(placer, snapshot, requested_gangs(snapshot, first), strict=True)
         if size >= len(waiting) or len(placement.set_jobs) < size:
             return placement
         size *= CHUNK
@@ -127,24 +127,24 @@ def run_in_order(
     if not len(order):
         return Placement.nothing()
     if may_move(snapshot.cluster, moves):
-        return place(placer, snapshot, asked(snapshot, order), strict=not backfill)
+        return place(placer, snapshot, requested_gangs(snapshot, order), strict=not backfill)
     chosen = choose(order, snapshot.table.gang_demand, capacity(snapshot), backfill)
     holds = snapshot.holds(order)
     start, stop = order[chosen & ~holds], order[~chosen & holds]
     if not len(start):
         return Placement.nothing()
-    answer = place(placer, snapshot, asked(snapshot, np.concatenate([start, stop])))
+    answer = place(placer, snapshot, requested_gangs(snapshot, np.concatenate([start, stop])))
     started = answer.only(rows=~np.isin(answer.job, stop), jobs=~np.isin(answer.set_jobs, stop))
     all_start = len(started.set_jobs) == len(start)
     if all_start and not len(stop):
         return started
     # a chosen gang did not fit, in pieces as the room is: the ones behind it may
     behind = order[~chosen & ~holds][: BEHIND * (backfill and not all_start)]
-    started, left, stays = snapshot.beside(started, stop)
+    started, left, stays = snapshot.keep_running(started, stop)
     moved = stop[~stays]
     if not len(moved) and not len(behind):
         return started
-    others = asked(snapshot, np.concatenate([moved, behind]))
+    others = requested_gangs(snapshot, np.concatenate([moved, behind]))
     return Placement.joined([started, place(placer, LaterSnapshot(snapshot, left, anew=moved), others)])
 
 

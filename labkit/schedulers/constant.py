@@ -53,8 +53,8 @@ class Constant:
         """Return the gangs that changed."""
         jobs, table = snapshot.jobs, snapshot.table
         n_workers, n_ps = fill_evenly(
-            jobs.number, np.where(jobs.malleable, np.minimum(self.n_workers, jobs.max_workers), jobs.asked_workers),
-            np.where(jobs.malleable, np.minimum(self.n_ps, jobs.max_ps), jobs.asked_ps), table.worker_demand,
+            jobs.number, np.where(jobs.malleable, np.minimum(self.n_workers, jobs.max_workers), jobs.requested_workers),
+            np.where(jobs.malleable, np.minimum(self.n_ps, jobs.max_ps), jobs.requested_ps), table.worker_demand,
             table.ps_demand, jobs.malleable, snapshot.holds(jobs.number), capacity(snapshot),
         )  # fmt: skip
         return place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))

@@ -71,12 +71,12 @@ def _sift(heap: Ints, share: Floats, at: int, n: int) -> None:
 
 @inner
 def _least(
-    jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_ps: Ints, malleable: Bools
+    jobs: Ints, worker: Floats, ps: Floats, requested_workers: Ints, requested_ps: Ints, max_ps: Ints, malleable: Bools
 ) -> Floats:  # fmt: skip
     """Return the least of each resource (R,) that any further bundle of these jobs takes."""
     least = np.full(worker.shape[1], np.inf)
     for j in jobs:
-        w, p = (1, 0) if malleable[j] else (asked_workers[j], min(asked_ps[j], max_ps[j]))
+        w, p = (1, 0) if malleable[j] else (requested_workers[j], min(requested_ps[j], max_ps[j]))
         for r in range(len(least)):
             least[r] = min(least[r], w * worker[j, r] + p * ps[j, r])
     return least
@@ -100,7 +100,8 @@ def _dominant(amounts: Floats, total: Floats) -> float:
 
 @kernel
 def fill(
-    jobs: Ints, worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    jobs: Ints, worker: Floats, ps: Floats, requested_workers: Ints, requested_ps: Ints, max_workers: Ints,
+    max_ps: Ints,
     malleable: Bools, running: Bools, weight: Floats, total: Floats,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return the workers and PSs of each job (J,) by progressive filling of the total (R,)."""
@@ -113,17 +114,17 @@ def fill(
     for i in range(n):
         j = jobs[i]
         if running[i] and not malleable[j]:
-            n_workers[i], n_ps[i] = asked_workers[j], asked_ps[j]
+            n_workers[i], n_ps[i] = requested_workers[j], requested_ps[j]
             _bundle(needed, j, n_workers[i], n_ps[i], worker, ps)
             add_to(left, needed, -1)
         else:
             heap[size] = i
             size += 1
-    least = _least(jobs[heap[:size]], worker, ps, asked_workers, asked_ps, max_ps, malleable)
+    least = _least(jobs[heap[:size]], worker, ps, requested_workers, requested_ps, max_ps, malleable)
     while size and all_within(least, left):
         i = heap[0]
         j = jobs[i]
-        w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        w, p = (1, min(1, max_ps[j])) if malleable[j] else (requested_workers[j], requested_ps[j])
         if n_ps[i] >= max_ps[j]:
             p = 0
         _bundle(needed, j, w, p, worker, ps)

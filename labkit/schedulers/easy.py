@@ -16,7 +16,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers.base import asked, place, start_in_order
+from labkit.schedulers.base import place, requested_gangs, start_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Easy:
         ]
         beside = LaterSnapshot(snapshot, _left_without(snapshot, started, np.empty(0, np.int32)))
         while len(behind):
-            passing = place(self.placer, beside, asked(snapshot, behind))
+            passing = place(self.placer, beside, requested_gangs(snapshot, behind))
             late = _puts_off(snapshot, passing, in_s=in_s, left=left, limits=self.limits)
             if not late.any():
                 return Placement.joined([started, passing])
@@ -121,7 +121,7 @@ def reservation(
     number, left_s = number[order], left_s[order]
     n_free = snapshot.free[:, GPUS].sum() - table.gpus[started.set_jobs].sum()
     enough = n_free + np.cumsum(table.gpus[number]) + SLACK >= table.gpus[head]
-    gang = asked(snapshot, np.array([head], np.int32))
+    gang = requested_gangs(snapshot, np.array([head], np.int32))
     for k in np.flatnonzero(enough).tolist():
         left = _left_without(snapshot, started, number[: k + 1])
         answer = place(placer, LaterSnapshot(snapshot, left), gang)
@@ -131,13 +131,13 @@ def reservation(
 
 
 def _left_without(snapshot: Snapshot, started: Placement, gone: Ints) -> Floats:
-    """Return what is free once jobs have started and some have ended, (G, R + D)."""
+    """Return the free capacity once jobs have started and some have ended, (G, R + D)."""
     left = snapshot.left_without(gone[snapshot.holds(gone)])
     return less(left, snapshot, started, ~np.isin(started.job, gone))
 
 
 def less(left: Floats, snapshot: Snapshot, placement: Placement, rows: Bools) -> Floats:
-    """Return what some rows of a placement leave of what is free, (G, R + D); less than nothing: they have no room."""
+    """Return the capacity that some rows of a placement leave free, (G, R + D); negative: they have no room."""
     demand, n = snapshot.demand[placement.role[rows], placement.job[rows]], snapshot.cluster.capacity.shape[1]
     taken, after = np.zeros_like(snapshot.free), left.copy()
     np.add.at(taken, placement.group[rows], placement.count[rows, None] * demand)

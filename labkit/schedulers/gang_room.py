@@ -63,7 +63,7 @@ class GangRoom:
         return 0 if self._hosting is None else max(int(self._hosting.spread[job]), 0)
 
     def alike(self, job: int) -> tuple[object, ...]:
-        """Return what a gang's room depends on: equal for jobs that fit wherever one of them does."""
+        """Return the key of a gang's room: equal for jobs that fit wherever one of them does."""
         row = -1 if self._hosting is None else int(self._hosting.row[job])
         gang = int(self._table.n_workers[job]), int(self._table.n_ps[job]), self.n_machines(job)
         return row, self._runs_on[job].tobytes(), self._demand[:, job].tobytes(), *gang

@@ -181,7 +181,7 @@ def scale_of(share: Floats, speed: Floats, *, p: float) -> float:
 @kernel
 def deal_out(
     jobs: Ints, theta: Floats, kind: Ints, seconds: Floats, look_ahead: int, worker_cost: Floats, ps_cost: Floats,
-    worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    worker: Floats, ps: Floats, requested_workers: Ints, requested_ps: Ints, max_workers: Ints, max_ps: Ints,
     malleable: Bools, total: Floats,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return workers and PSs of each job (J,) whose shares come near theta (J,), by Webster's method."""
@@ -191,7 +191,7 @@ def deal_out(
     left = total + 1e-9
     for i in range(n):
         j = jobs[i]
-        d_workers[i], d_ps[i] = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        d_workers[i], d_ps[i] = (1, min(1, max_ps[j])) if malleable[j] else (requested_workers[j], requested_ps[j])
         claim[i] = 0.5 * (d_workers[i] * worker_cost[i] + d_ps[i] * ps_cost[i]) / theta[i]
     while n:
         i = int(np.argmin(claim))

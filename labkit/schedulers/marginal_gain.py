@@ -32,7 +32,7 @@ def refuse_unknown_gain(scheduler: str, gain: str) -> None:
 
 
 def penalties(gain: str, seconds: Floats, left: Floats) -> tuple[Floats, Floats]:
-    """Return what moves are to make small, for seconds per step of gangs (K, P, W) and steps left (J,).
+    """Return the objective that moves reduce, for seconds per step of gangs (K, P, W) and steps left (J,).
 
     Returns
     -------
@@ -133,7 +133,7 @@ def _take(left: Floats, n_workers: int, n_ps: int, worker: Floats, ps: Floats) -
 @kernel
 def allocate(
     order: Ints, jobs: Ints, kind: Ints, weight: Floats, penalty: Floats, look_ahead: int,
-    worker: Floats, ps: Floats, asked_workers: Ints, asked_ps: Ints, max_workers: Ints, max_ps: Ints,
+    worker: Floats, ps: Floats, requested_workers: Ints, requested_ps: Ints, max_workers: Ints, max_ps: Ints,
     malleable: Bools, total: Floats,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """Return workers and PSs of each job (J,) by marginal gain: `penalty` (K, P, W) falls, `weight` (J,) times."""
@@ -144,7 +144,7 @@ def allocate(
     left = total + 1e-9
     for i in order:
         j = jobs[i]
-        w, p = (1, min(1, max_ps[j])) if malleable[j] else (asked_workers[j], asked_ps[j])
+        w, p = (1, min(1, max_ps[j])) if malleable[j] else (requested_workers[j], requested_ps[j])
         if fits(w, p, worker[j], ps[j], left):
             n_workers[i], n_ps[i] = w, p
             _take(left, w, p, worker[j], ps[j])

@@ -108,7 +108,7 @@ class Optimus:
                 raise InputError("optimus(published=True) is an oracle; give it the true speeds: speeds=model.grid.")
             return dl2_simulator().optimus(snapshot, self.speeds)
         jobs, table = snapshot.jobs, snapshot.table
-        if not table.malleable.any() and _all_have_theirs(snapshot):
+        if not table.malleable.any() and _every_job_has_its_gang(snapshot):
             return Placement.nothing()
         kind, left, seconds = self._estimates.of(snapshot)
         penalty, weight = penalties(self.gain, seconds, left)
@@ -138,9 +138,9 @@ class Optimus:
         return least, most
 
 
-def _all_have_theirs(snapshot: Snapshot) -> bool:
+def _every_job_has_its_gang(snapshot: Snapshot) -> bool:
     """Return whether every active job holds the gang that it asked for; rigid ones can have no other."""
     jobs = snapshot.jobs
     if snapshot.n_running < len(jobs):
         return False
-    return bool((jobs.n_workers == jobs.asked_workers).all() and (jobs.n_ps == jobs.asked_ps).all())
+    return bool((jobs.n_workers == jobs.requested_workers).all() and (jobs.n_ps == jobs.requested_ps).all())

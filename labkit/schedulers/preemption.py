@@ -86,7 +86,7 @@ class PreemptRules:
         return str(jobs.qos[other]) in _listed(self.preempts.get(str(jobs.qos[job]), ()))
 
     def mode_of(self, jobs: Jobs, job: int) -> str:
-        """Return what becomes of a job that is preempted."""
+        """Return the fate of a job that is preempted."""
         if isinstance(self.mode, str):
             return self.mode
         name = jobs.qos[job] if self.type == "qos" else jobs.partitions[jobs.partition[job]]

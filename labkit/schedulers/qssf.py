@@ -28,7 +28,7 @@ class Priced:
     """Predicted GPU-seconds of jobs, (N,), NaN where they were not asked yet; and how many jobs were known then."""
 
     gpu_s: Floats
-    n_seen: int
+    n_arrived: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Qssf:
         waiting, table = snapshot.waiting, snapshot.table
         before = self._priced.before(snapshot)
         gpu_s = before.gpu_s.copy() if len(before.gpu_s) else np.full(len(table), np.nan)
-        if self.published and not (waiting < before.n_seen).any():
-            self._priced.keep(Priced(gpu_s, _seen(snapshot)))
+        if self.published and not (waiting < before.n_arrived).any():
+            self._priced.keep(Priced(gpu_s, _n_arrived(snapshot)))
             return start_in_order(snapshot, waiting, self.placer, backfill=self.backfill, by=table.gpus)
         new = waiting[np.isnan(gpu_s[waiting])]
         gpu_s[new] = self._seconds(snapshot, new) * table.gpus[new]
-        self._priced.keep(Priced(gpu_s, _seen(snapshot)))
+        self._priced.keep(Priced(gpu_s, _n_arrived(snapshot)))
         fewest_first = waiting[np.argsort(table.gpus[waiting], kind="stable")] if self.published else waiting
         return start_in_order(snapshot, fewest_first, self.placer, backfill=self.backfill, by=gpu_s)
 
@@ -103,7 +103,7 @@ class Qssf:
         return predicted_s(snapshot, snapshot.ended, jobs, decay=self.decay)
 
 
-def _seen(snapshot: Snapshot) -> int:
+def _n_arrived(snapshot: Snapshot) -> int:
     """Return one more than the largest number of a job that has arrived."""
     return int(snapshot.jobs.number.max(initial=-1)) + 1
 

@@ -30,7 +30,7 @@ class Recall(Generic[S]):
         self._number, self._table = -1, None
 
     def before(self, snapshot: Snapshot) -> S:
-        """Return what was remembered before this decision, also when it is asked for again."""
+        """Return the memory from before this decision, also at a repeated request."""
         if snapshot.table is not self._table or snapshot.number < self._number:
             self.forget()
         if snapshot.number != self._number:

@@ -116,7 +116,7 @@ class Slurm:
     def _forget(self, holds: tuple[Hold, ...]) -> None:
         self._holds = holds
         self._zero_s = self._usage_s = math.nan
-        self._known: tuple[bytes, bytes] = b"", b""
+        self._last_columns: tuple[bytes, bytes] = b"", b""
         self._started: dict[int, float] = {}
         self._seats: dict[int, Seat] = {}
         self._leaving: dict[int, tuple[float, int]] = {}
@@ -136,7 +136,7 @@ class Slurm:
         declined = [job for job in waiting.tolist() if job in self._cancelled]
         waiting = waiting[~np.isin(waiting, declined)]
         seen = waiting.tobytes(), running.tobytes()
-        news, self._known = seen != self._known, seen
+        news, self._last_columns = seen != self._last_columns, seen
         if not len(waiting) and not self._leaving:
             return Placement.of((), declined=declined) if declined else Placement.nothing()
         order = self._in_order(snapshot, waiting)
@@ -339,7 +339,7 @@ class _Pass:
         return barred
 
     def end_grace(self) -> bool:
-        """Stop the jobs whose grace is over; tell whether there are some."""
+        """Stop the jobs whose grace is over; return whether there are some."""
         over = [job for job, (at_s, _) in self._slurm._leaving.items() if at_s <= self._now_s + 1e-6]
         for job in over:
             self._stop(job, self._slurm._leaving.pop(job)[1])

@@ -15,7 +15,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.core.work_left import steps_left
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork, Pack
-from labkit.schedulers.base import asked, capacity, dl2_simulator, place
+from labkit.schedulers.base import capacity, dl2_simulator, place, requested_gangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Tetris:
         left = steps_left(table.total_steps[waiting], snapshot.steps_done(waiting)) / table.total_steps[waiting]
         remaining_s = np.nan_to_num(table.duration_s[waiting] * left, nan=1.0)
         order = by_score(table.gang_demand[waiting] / total, remaining_s / remaining_s.max(), free / total)
-        return place(self.placer, snapshot, asked(snapshot, waiting[order]))
+        return place(self.placer, snapshot, requested_gangs(snapshot, waiting[order]))
 
 
 @kernel

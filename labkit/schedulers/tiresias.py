@@ -279,7 +279,7 @@ def gittins_index(sizes: Floats, attained: Floats) -> Floats:
 
 
 def code_index(sizes: Floats, attained: Floats) -> Floats:
-    """Return what the simulator of Tiresias has in the place of the Gittins index, (J,).
+    """Return the value that Tiresias' simulator uses in place of the Gittins index, (J,).
 
     In whole GPU-seconds, from a table with an entry below each sample; sizes count whole, whatever was attained.
     """
@@ -303,7 +303,7 @@ def _copy(at: Places) -> Places:
 
 
 def _look(snapshot: Snapshot, at: Places) -> _Now:
-    """Return what the active jobs have run and waited."""
+    """Return the times that the active jobs have run and waited."""
     jobs = snapshot.jobs
     number = jobs.number
     gpus = np.maximum(snapshot.table.gpus[number], 1e-9)

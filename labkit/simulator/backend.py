@@ -172,14 +172,14 @@ class Simulator:
     def _decline(self, declined: Ints) -> list[Events]:
         """Give jobs up for good, those that hold tasks too; return what happened."""
         truth = self._truth
-        holds = truth.book.held["first"][declined] >= 0
+        holds = truth.book.allocations["first"][declined] >= 0
         truth.counts[kernels.N_OTHERS] = 0
         rows = joined([truth.lose(declined[holds], 0.0), events(int((~holds).sum()))])
         rows["time_s"], rows["kind"], rows["cause"] = truth.now_s, Kind.DROPPED, Cause.DECLINED
         rows["job"][holds.sum() :] = declined[~holds]
         rows["value"] = truth.records["steps"][rows["job"]]
         truth.records["phase"][declined] = kernels.DONE
-        return [rows, truth.retime_beside()] if holds.any() else [rows]
+        return [rows, truth.retime_colocated()] if holds.any() else [rows]
 
     def _set_tasks(self, placement: Placement) -> tuple[int, Ints]:
         """Set the tasks of a checked placement; return the events written, and the jobs that hold other tasks."""
@@ -187,7 +187,8 @@ class Simulator:
         changed = np.empty(len(placement.set_jobs), np.int32)
         n, n_changed = carry_out(
             placement.set_jobs, placement.job, placement.role, placement.group, placement.count, placement.cpus,
-            placement.memory_gb, placement.devices, truth.now_s, truth.records, truth.running, truth.counts, book.held,
+            placement.memory_gb, placement.devices, truth.now_s, truth.records, truth.running, truth.counts,
+            book.allocations,
             book.tasks, book.spare, book.left, book.demand, truth.first_row, truth.mate, changed, truth.others,
             truth.out,
         )  # fmt: skip
@@ -249,7 +250,7 @@ class Simulator:
         out = np.empty(len(jobs), dtype=EVENT)
         n = kernels.grant(
             jobs, truth.records["base_speed"][jobs] if self.speed.local else truth.speeds(jobs), truth.now_s,
-            self._lease_s, truth.records, self.jobs.true_steps, truth.book.held, truth.book.demand, out,
+            self._lease_s, truth.records, self.jobs.true_steps, truth.book.allocations, truth.book.demand, out,
         )  # fmt: skip
         return out[:n]
 
@@ -281,14 +282,14 @@ class Simulator:
         truth.room_for(2 * int(truth.counts[kernels.N_RUNNING]) + still_to_arrive)
         n, at, is_event, moved = run_until(
             until_s, stop_at_event, not self.speed.local or truth.phased, self._lease_s, truth.records, truth.running,
-            truth.counts, self.jobs.arrival_s, self.jobs.true_steps, book.held, book.tasks, book.spare, book.left,
-            book.demand, truth.others, truth.out,
+            truth.counts, self.jobs.arrival_s, self.jobs.true_steps, book.allocations, book.tasks, book.spare,
+            book.left, book.demand, truth.others, truth.out,
         )  # fmt: skip
         truth.now_s = max(truth.now_s, at)
         if n:
             parts.append(copied(truth.out[:n]))
         if moved:
-            parts.append(truth.retime_beside())
+            parts.append(truth.retime_colocated())
         return is_event, moved
 
     def _round_over(self) -> bool:
@@ -332,15 +333,15 @@ class Simulator:
         self._refuse_pairs(placement)
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, placement.devices, truth.records, kernels.DONE, book.held, book.tasks,
-            book.left,
+            placement.cpus, placement.memory_gb, placement.devices, truth.records, kernels.DONE, book.allocations,
+            book.tasks, book.left,
             book.demand, truth.machine_up, self._group_machine, truth.first_row, truth.mate,
         )  # fmt: skip
         try:
             if fault != checks.OK:
                 raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
             if len(placement.repairs):
-                refuse_repairs(placement, book.held, self.jobs)
+                refuse_repairs(placement, book.allocations, self.jobs)
         except PlacementError:
             truth.first_row[:] = truth.mate[:] = -1
             raise

@@ -158,7 +158,7 @@ class DueDisturbances:
         """Let troubles that are due begin; jobs that hold tasks go on at the speed that they have with them."""
         truth = self._truth
         jobs = troubles.begin(truth.now_s)
-        jobs = jobs[truth.book.held["first"][jobs] >= 0]
+        jobs = jobs[truth.book.allocations["first"][jobs] >= 0]
         if not len(jobs):
             return NO_EVENTS
         if truth.memory is not None:
@@ -173,7 +173,7 @@ class DueDisturbances:
     def _run_out(self, memory: GrowingMemory, job: int) -> Events:
         """Let a job lose its tasks, as a server has no more memory; for good where more of the same would not help."""
         truth = self._truth
-        failed = memory.told(job, machines=truth.cluster.group_machine.astype(np.int32), now_s=truth.now_s)
+        failed = memory.failure_event(job, machines=truth.cluster.group_machine.astype(np.int32), now_s=truth.now_s)
         truth.counts[kernels.N_OTHERS] = 0
         given_up = memory.ran_out(job)
         lost = truth.lose(np.array([job], np.int32), 0.0 if given_up else self._checkpoint_s)
@@ -190,7 +190,7 @@ class DueDisturbances:
         ended = truth.lose(jobs, 0.0)
         ended["kind"], ended["cause"] = Kind.COMPLETED, Cause.TIME_LIMIT
         truth.records["phase"][jobs] = kernels.DONE
-        return joined([ended, truth.retime_beside()])
+        return joined([ended, truth.retime_colocated()])
 
     def _report_losses(self, losses: Losses) -> Events:
         truth = self._truth
@@ -247,13 +247,13 @@ class MachineFailures:
         self.next_s[machine] = truth.now_s + self._rng.exponential(self._faults.mttr_s)
         truth.book.left[groups] -= widened(truth.cluster.capacity, truth.book.n_devices)[groups]
         note["kind"], note["cause"] = Kind.LEFT, Cause.HOST_LOST
-        return joined([lost, note, truth.retime_beside()]) if len(lost) else note
+        return joined([lost, note, truth.retime_colocated()]) if len(lost) else note
 
     def _lose_jobs(self, groups: Bools) -> Events:
         """Take all tasks from the jobs that have one in these groups; they fall back to their checkpoints."""
         truth = self._truth
         truth.counts[kernels.N_OTHERS] = 0
-        hit = kernels.on_groups(truth.running, truth.counts, truth.book.held, truth.book.tasks, groups)
+        hit = kernels.on_groups(truth.running, truth.counts, truth.book.allocations, truth.book.tasks, groups)
         return truth.lose(truth.holding()[hit].copy(), self._faults.checkpoint_s)
 
     def _count(self) -> None:

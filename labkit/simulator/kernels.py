@@ -108,7 +108,7 @@ def go_on(truth: Records, job: int, now_s: float) -> None:
 
 @inner
 def lease(
-    truth: Records, job: int, now_s: float, lease_s: float, true_steps: Floats, held: Records, demand: Floats
+    truth: Records, job: int, now_s: float, lease_s: float, true_steps: Floats, allocations: Records, demand: Floats
 ) -> None:
     """Let a job run for the whole steps of so many seconds, and no more than it has left.
 
@@ -118,7 +118,7 @@ def lease(
     speed = at.base_speed * at.factor
     left = true_steps[job] - at.steps
     n = min(np.floor(speed * lease_s), left)
-    gpus = held[job].n_workers * demand[0, job, 0]
+    gpus = allocations[job].n_workers * demand[0, job, 0]
     at.since_s = now_s
     at.next_s = now_s + n / speed if speed > 0 else now_s
     if n <= 0 or (gpus > 1 and n < gpus):
@@ -166,11 +166,11 @@ def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
 
 
 @kernel
-def on_groups(running: Ints, counts: Ints, held: Records, tasks: Records, hit: Bools) -> Bools:
+def on_groups(running: Ints, counts: Ints, allocations: Records, tasks: Records, hit: Bools) -> Bools:
     """Return which of the jobs that hold tasks have one in a group that was hit."""
     touched = np.zeros(counts[N_RUNNING], np.bool_)
     for i in range(counts[N_RUNNING]):
-        task = held[running[i]].first
+        task = allocations[running[i]].first
         while task >= 0:
             if hit[tasks[task].group]:
                 touched[i] = True
@@ -235,7 +235,8 @@ def _await(truth: Records, job: int, now_s: float) -> None:
 
 @kernel
 def grant(
-    jobs: Ints, base_speeds: Floats, now_s: float, lease_s: float, truth: Records, true_steps: Floats, held: Records,
+    jobs: Ints, base_speeds: Floats, now_s: float, lease_s: float, truth: Records, true_steps: Floats,
+    allocations: Records,
     demand: Floats, out: Events,
 ) -> int:  # fmt: skip
     """Give jobs that hold tasks and are ready a new lease, and report those whose speed is another then."""
@@ -245,7 +246,7 @@ def grant(
         settle(truth, j, now_s)
         before = truth[j].speed
         truth[j].base_speed = base_speeds[i]
-        lease(truth, j, now_s, lease_s, true_steps, held, demand)
+        lease(truth, j, now_s, lease_s, true_steps, allocations, demand)
         if truth[j].speed != before:
             n = write(out, n, now_s, _PROGRESSED, j, truth[j].steps, truth[j].speed, -1, -1)
     return n
@@ -291,14 +292,14 @@ def retime(jobs: Ints, base_speeds: Floats, now_s: float, truth: Records, out: E
 @inner
 def _same(
     amounts: bool, first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts,
-    memory_gb: Amounts, devices: Ints, held: Records, tasks: Records, demand: Floats,
+    memory_gb: Amounts, devices: Ints, allocations: Records, tasks: Records, demand: Floats,
 ) -> bool:  # fmt: skip
     """Return whether the rows from `first` on are the tasks that the job holds already, in any order, of the same GPUs.
 
     `amounts`: whether tasks that are the same in that take the same cores and memory, too.
     """
     j, n_new, p = job[first], 0, first
-    if amounts and len(cpus) == 0 and len(memory_gb) == 0 and held[j].n_given == 0:
+    if amounts and len(cpus) == 0 and len(memory_gb) == 0 and allocations[j].n_sized == 0:
         return True
     while p < len(job) and job[p] == j:
         declared, on = demand[role[p], j], devices_of(devices, p)
@@ -311,7 +312,7 @@ def _same(
                 same = _takes(declared, amount_of(cpus, q), amount_of(memory_gb, q), cores, gb)
             total += count[q] if same else 0
             q += 1
-        task = held[j].first
+        task = allocations[j].first
         while task >= 0:
             at = tasks[task]
             same = at.role == role[p] and at.group == group[p] and (amounts or at.devices == on)
@@ -322,7 +323,7 @@ def _same(
         if total != 0:
             return False
         p += 1
-    return bool(n_new == held[j].n_workers + held[j].n_ps)
+    return bool(n_new == allocations[j].n_workers + allocations[j].n_ps)
 
 
 @inner
@@ -334,7 +335,7 @@ def _takes(declared: Floats, cpus: float, memory_gb: float, cores: float, gb: fl
 @kernel(_nrt=True)  # it allocates, also where the kernel that calls it may not
 def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, then which take some
     set_jobs: Ints, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
-    devices: Ints, now_s: float, truth: Records, running: Ints, counts: Ints, held: Records, tasks: Records,
+    devices: Ints, now_s: float, truth: Records, running: Ints, counts: Ints, allocations: Records, tasks: Records,
     spare: Ints, free: Floats, demand: Floats, first_row: Ints, mate: Ints, changed: Ints, others: Ints, out: Events,
 ) -> tuple[int, int]:  # fmt: skip
     """Set the tasks of a checked placement; return the numbers of events written and of jobs that hold other tasks.
@@ -347,22 +348,22 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
     stays, resized = np.zeros(len(set_jobs), np.bool_), np.zeros(len(set_jobs), np.bool_)
     for i in range(len(set_jobs)):
         j = set_jobs[i]
-        first, old = first_row[j], held[j].partner
-        if first == -2 and held[j].first < 0:
+        first, old = first_row[j], allocations[j].partner
+        if first == -2 and allocations[j].first < 0:
             continue
         stays[i] = (
             first >= 0
-            and held[j].first >= 0
-            and _same(False, first, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
+            and allocations[j].first >= 0
+            and _same(False, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
         )
         resized[i] = stays[i] and not _same(
-            True, first, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand
+            True, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand
         )  # fmt: skip
         if stays[i] and not resized[i] and old == mate[j]:
             other = first_row[old] if old >= 0 else -1
             if other < 0 or (
-                _same(False, other, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
-                and _same(True, other, job, role, group, count, cpus, memory_gb, devices, held, tasks, demand)
+                _same(False, other, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
+                and _same(True, other, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
             ):  # fmt: skip
                 first_row[j] = mate[j] = -1
                 continue
@@ -372,7 +373,7 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
         if old >= 0:
             others[counts[N_OTHERS]] = old
             counts[N_OTHERS] += 1
-        release(held, tasks, spare, free, demand, j)
+        release(allocations, tasks, spare, free, demand, j)
         if first == -2:
             truth[j].phase = WAITING
             truth[j].next_s = np.inf
@@ -392,10 +393,10 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
         else:
             changed[n_changed] = j
             n_changed += 1
-        held[j].partner = m
+        allocations[j].partner = m
         while p < len(job) and job[p] == j:
             cores, gb, on = amount_of(cpus, p), amount_of(memory_gb, p), devices_of(devices, p)
-            hold(held, tasks, spare, free, demand, j, role[p], group[p], count[p], cores, gb, on)
+            hold(allocations, tasks, spare, free, demand, j, role[p], group[p], count[p], cores, gb, on)
             n = write(out, n, now_s, _PLACED, j, float(count[p]), np.nan, role[p], group[p])
             out[n - 1].partner = m
             out[n - 1].cpus = cores
@@ -418,7 +419,8 @@ def _next_time(truth: Records, running: Ints, counts: Ints, arrival_s: Floats) -
 @kernel
 def run_until(  # noqa: C901 - the loop over time, a branch for each thing that happens
     until_s: float, stop_at_event: bool, stop_at_change: bool, lease_s: float, truth: Records, running: Ints,
-    counts: Ints, arrival_s: Floats, true_steps: Floats, held: Records, tasks: Records, spare: Ints, free: Floats,
+    counts: Ints, arrival_s: Floats, true_steps: Floats, allocations: Records, tasks: Records, spare: Ints,
+    free: Floats,
     demand: Floats, others: Ints, out: Events,
 ) -> tuple[int, float, bool, bool]:  # fmt: skip
     """Let jobs arrive, get ready and complete, until a time, an event or a change of the running jobs.
@@ -450,10 +452,10 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
                     out[n - 1].cause = _STALLED
                 moved = True
                 if kind != _PAUSED:
-                    if held[j].partner >= 0:
-                        others[counts[N_OTHERS]] = held[j].partner
+                    if allocations[j].partner >= 0:
+                        others[counts[N_OTHERS]] = allocations[j].partner
                         counts[N_OTHERS] += 1
-                    release(held, tasks, spare, free, demand, j)
+                    release(allocations, tasks, spare, free, demand, j)
                     news = True
                     continue
             elif truth[j].next_s <= now_s:
@@ -461,7 +463,7 @@ def run_until(  # noqa: C901 - the loop over time, a branch for each thing that 
                 settle(truth, j, now_s)
                 truth[j].base_speed = truth[j].then_speed
                 if leased:
-                    lease(truth, j, now_s, lease_s, true_steps, held, demand)
+                    lease(truth, j, now_s, lease_s, true_steps, allocations, demand)
                 else:
                     go_on(truth, j, now_s)
                 n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)

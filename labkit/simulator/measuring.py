@@ -16,7 +16,7 @@ from labkit.core.resources import MEMORY_GB, Bools, Floats, Ints
 from labkit.core.running import EachTask, Running, TaskUse
 from labkit.simulator import kernels
 
-_TOLD: Final = (
+_MEASURED: Final = (
     (Quantity.CORES, Role.WORKER), (Quantity.CORES, Role.PS), (Quantity.MEMORY_GB, Role.WORKER),
     (Quantity.MEMORY_GB, Role.PS), (Quantity.STEP_S, Role.WORKER), (Quantity.COMPUTE_S, Role.WORKER),
     (Quantity.LOAD, Role.PS),
@@ -64,8 +64,8 @@ class Measuring:
             else self._from_speeds(running, speeds / factor)
         )
         parts = [
-            self._told(quantity, role, self._value(quantity, role, running, use, factor), running.job)
-            for quantity, role in _TOLD
+            self._events(quantity, role, self._value(quantity, role, running, use, factor), running.job)
+            for quantity, role in _MEASURED
         ]
         batch = joined(parts)
         batch["time_s"] = now_s
@@ -98,7 +98,7 @@ class Measuring:
         return largest if quantity == Quantity.LOAD else largest / factor
 
     @staticmethod
-    def _told(quantity: Quantity, role: Role, values: Floats, jobs: Ints) -> Events:
+    def _events(quantity: Quantity, role: Role, values: Floats, jobs: Ints) -> Events:
         known = ~np.isnan(values)
         rows = events(int(known.sum()))
         rows["kind"], rows["role"], rows["quantity"] = Kind.MEASURED, role, quantity
@@ -142,7 +142,7 @@ class DetailedMeasuring:
             return NO_EVENTS
         each = self._speed.each(running)
         values = self._values(running, each, factor, steps)
-        parts = [_of_all(quantity, role, values[quantity], each, running) for quantity, role in (*_TOLD, _UPDATING)]
+        parts = [_of_all(quantity, role, values[quantity], each, running) for quantity, role in (*_MEASURED, _UPDATING)]
         differing = _differing(values, each)
         for quantity, column in values.items():
             mine = np.flatnonzero(differing & ~np.isnan(column))
@@ -184,7 +184,7 @@ def _of_all(quantity: Quantity, role: Role, values: Floats, each: EachTask, runn
     if quantity != Quantity.CORES:
         together = np.full(len(running.job), -np.inf)
         np.maximum.at(together, owner, values[mine])
-    return Measuring._told(quantity, role, np.where(known, together, np.nan), running.job)
+    return Measuring._events(quantity, role, np.where(known, together, np.nan), running.job)
 
 
 def _differing(values: Mapping[Quantity, Floats], each: EachTask) -> Bools:
@@ -281,13 +281,13 @@ class GrowingMemory:
         return (float(due.min()), int(mine[due.argmin()])) if len(mine) else (np.inf, -1)
 
     def ran_out(self, job: int) -> bool:
-        """Count that a job ran out of memory; tell whether it is to be given up."""
+        """Count that a job ran out of memory; return whether it is to be given up."""
         more = self._until[job] > self._most[job] * (1 + 1e-9)
         self._most[job] = max(self._most[job], self._until[job])
         self._n_times[job] = 1 if more else self._n_times[job] + 1
         return bool(self._n_times[job] >= MOST_TIMES)
 
-    def told(self, job: int, *, machines: Ints, now_s: float) -> Events:
+    def failure_event(self, job: int, *, machines: Ints, now_s: float) -> Events:
         """Return the event of the server of a job that ran out of memory; `machines`: of each device group, (G,)."""
         row = events(1)
         row["time_s"], row["kind"], row["job"], row["cause"] = now_s, Kind.TASK_FAILED, job, Cause.OUT_OF_MEMORY

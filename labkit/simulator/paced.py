@@ -19,7 +19,7 @@ LONGEST_WAIT_S = 3600.0
 
 class _Mode(Enum):
     PACED = "paced"
-    HELD = "held"
+    STOPPED = "stopped"
     FREE = "free"
     OVER = "over"
 
@@ -68,7 +68,7 @@ class Paced:
 
     def hold(self) -> None:
         """Stop the clock, also in the middle of a wait, until `go_on` or `hurry`."""
-        self._steer(_Mode.HELD)
+        self._steer(_Mode.STOPPED)
 
     def go_on(self) -> None:
         """Let the clock run at its pace again."""
@@ -146,7 +146,7 @@ class Paced:
 
     def _left_s(self) -> float:
         """Return for how long to wait, on the wall."""
-        if self._mode is _Mode.HELD:
+        if self._mode is _Mode.STOPPED:
             return math.inf
         if self._mode is not _Mode.PACED or math.isinf(self._speedup):
             return 0.0

@@ -38,7 +38,7 @@ class Replay:
         if not len(self._decisions):
             raise InputError("the recording has no decision; replay needs the whole event table of a run.")
         self._next = 0
-        self._begun = self._over = False
+        self._started = self._over = False
 
     @property
     def now_s(self) -> float:
@@ -63,8 +63,8 @@ class Replay:
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Return the events up to the next decision."""
         del until_s, stop_at_event
-        first = self._decisions[self._next - 1] + 1 if self._begun else 0
-        self._begun = True
+        first = self._decisions[self._next - 1] + 1 if self._started else 0
+        self._started = True
         self._over = self._next >= len(self._decisions)
         last = len(self._rows) if self._over else self._decisions[self._next]
         return self._rows[first:last]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, TraceError, unknown
 from labkit.core.events import Role
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Repair, Repairs
@@ -55,7 +55,7 @@ class Troubles:
     ----------
     rows : array
         Of dtype `TROUBLE`, one per trouble; `Troubles.of` makes it.
-    said : str
+    description : str
         In words, for headers.
 
     Raises
@@ -65,7 +65,7 @@ class Troubles:
     """
 
     rows: NDArray[Any]
-    said: str = ""
+    description: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -144,7 +144,7 @@ class Troubles:
             except (InputError, ValueError) as error:
                 faults.append(f"line {n}: {str(error).removesuffix('.')}")
         if faults:
-            raise TraceError(told(str(path), faults))
+            raise TraceError(fault_report(str(path), faults))
         return cls.of(rows, description=f"{len(rows)} of {path.name}")
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class SimulatedTruth:
         book = self.book
         return {
             "truth": self.records, "running": self.running, "counts": self.counts, "others": self.others,
-            "first_row": self.first_row, "mate": self.mate, "held": book.held, "tasks": book.tasks,
+            "first_row": self.first_row, "mate": self.mate, "allocations": book.allocations, "tasks": book.tasks,
             "spare": book.spare, "free": book.left, "demand": book.demand,
         }  # fmt: skip
 
@@ -106,7 +106,7 @@ class SimulatedTruth:
         if not self.counts[kernels.N_OTHERS]:
             return _NO_JOBS
         jobs = np.unique(self.others[: self.counts[kernels.N_OTHERS]])
-        chosen: Ints = jobs[self.book.held["first"][jobs] >= 0]
+        chosen: Ints = jobs[self.book.allocations["first"][jobs] >= 0]
         return chosen
 
     def steps_now(self, jobs: Ints) -> Floats:
@@ -134,7 +134,7 @@ class SimulatedTruth:
         n = kernels.retime(jobs, base_speeds, self.now_s, self.records, out)
         return out[:n]
 
-    def retime_beside(self) -> Events:
+    def retime_colocated(self) -> Events:
         """Give other speeds to the jobs beside those that just changed: partners, or all if speeds are not local."""
         return self.retime_unpaired() if self.speed.local else self.retime_all()
 
@@ -176,10 +176,10 @@ class SimulatedTruth:
                 lost_s = (self.now_s - at["started_s"]) % checkpoint_s
                 at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
             at["phase"], at["next_s"], at["speed"] = kernels.WAITING, np.inf, 0.0
-            if book.held["partner"][job] >= 0:
-                self.others[self.counts[kernels.N_OTHERS]] = book.held["partner"][job]
+            if book.allocations["partner"][job] >= 0:
+                self.others[self.counts[kernels.N_OTHERS]] = book.allocations["partner"][job]
                 self.counts[kernels.N_OTHERS] += 1
-            release(book.held, book.tasks, book.spare, book.left, book.demand, job)
+            release(book.allocations, book.tasks, book.spare, book.left, book.demand, job)
             kernels.forget_running(self.running, self.counts, job)
             row["time_s"], row["kind"], row["job"] = self.now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
@@ -233,7 +233,7 @@ class Changes:
     def note(self, jobs: Ints) -> dict[int, JobTasks]:
         """Return the tasks with which some jobs train, before a decision changes them."""
         training = [int(j) for j in jobs if self._truth["phase"][j] in (kernels.RUNNING, kernels.RESCALING)]
-        return {j: self._before.get(j) or self._held(j) for j in training}
+        return {j: self._before.get(j) or self._tasks_of(j) for j in training}
 
     def costs(self, changed: Ints, before: Mapping[int, JobTasks], repairs: Repairs, *, now_s: float) -> Floats:
         """Return the seconds of start, restart and rescale of jobs that hold other tasks now or are repaired, (J, 3).
@@ -242,7 +242,7 @@ class Changes:
         """
         replaced = repairs["job"][repairs["kind"] == Repair.REPLACE].tolist()
         for j in changed.tolist():
-            old, new = before.get(j, NOTHING).by_place(), self._held(j).by_place()
+            old, new = before.get(j, NOTHING).by_place(), self._tasks_of(j).by_place()
             self._n_new[j] = sum(max(n - old.get(place, 0), 0) for place, n in new.items()) + replaced.count(j)
             if j in before:
                 self._before[j] = before[j]
@@ -256,11 +256,11 @@ class Changes:
     def _cold(self, changed: Ints, now_s: float) -> Bools:
         """Return which of the jobs that hold other tasks now have one on a cold machine, (J,)."""
         for j, mine in list(self._machines.items()):
-            holds = self._book.held["first"][j] >= 0
+            holds = self._book.allocations["first"][j] >= 0
             self._used_s[mine] = np.maximum(self._used_s[mine], now_s if holds else self._truth["since_s"][j])
             if not holds:
                 del self._machines[j]
-        machines = [np.unique(self._group_machine[self._held(j).group]) for j in changed.tolist()]
+        machines = [np.unique(self._group_machine[self._tasks_of(j).group]) for j in changed.tolist()]
         idle_s = [float((now_s - self._used_s[mine]).max(initial=0.0)) for mine in machines]
         self._machines.update(zip(changed.tolist(), machines, strict=True))
         return np.array(idle_s) > self.model.warm_s
@@ -269,7 +269,7 @@ class Changes:
         """Return the speeds of jobs that hold tasks, and the paces of their changes, (J,) each."""
         return rates_of(self.model, self._running(jobs), jobs=self._jobs)
 
-    def _held(self, job: int) -> JobTasks:
+    def _tasks_of(self, job: int) -> JobTasks:
         _, role, group, count = self._book.of(np.array([job], np.int32))
         return JobTasks(role, group, count)
 
@@ -278,7 +278,7 @@ class Changes:
         changing = np.where(phase == kernels.STARTING, 1, np.where(phase == kernels.RESCALING, 2, 0)).astype(np.int32)
         self._forget(jobs[changing == 0])
         parts = [self._before.get(int(j)) if c == 2 else None for j, c in zip(jobs, changing, strict=True)]
-        tasks = [part or self._held(int(j)) for j, part in zip(jobs, parts, strict=True)]
+        tasks = [part or self._tasks_of(int(j)) for j, part in zip(jobs, parts, strict=True)]
         sizes = [len(each.count) for each in tasks]
         role, group, count = (np.concatenate([getattr(t, name) for t in tasks]) for name in ("role", "group", "count"))
         owner = np.repeat(np.arange(len(jobs)), sizes)

@@ -96,28 +96,28 @@ def _check(observed: Floats, *, rank: int, ridge: float) -> None:
         raise ProfileError(f"entry ({i}, {j}) is {observed[i, j]}; expected a number, or NaN where it is missing.")
 
 
-def _effects(values: Floats, known: Bools, *, ridge: float, n_sweeps: int, stop: float) -> Floats:
+def _effects(values: Floats, observed: Bools, *, ridge: float, n_sweeps: int, stop: float) -> Floats:
     """Return mean + effect of the row + effect of the column, (I, J)."""
-    mean = values.sum() / known.sum()
-    rest = np.where(known, values - mean, 0.0)
-    of_row, of_column = known.sum(axis=1) + ridge, known.sum(axis=0) + ridge  # an effect has a penalty of one entry
+    mean = values.sum() / observed.sum()
+    rest = np.where(observed, values - mean, 0.0)
+    of_row, of_column = (observed.sum(axis=axis) + ridge for axis in (1, 0))  # an effect has a penalty of one entry
     row, column = np.zeros(len(values)), np.zeros(values.shape[1])
     for _ in range(n_sweeps):
         before = row
-        row = (rest.sum(axis=1) - known @ column) / of_row
-        column = (rest.sum(axis=0) - row @ known) / of_column
+        row = (rest.sum(axis=1) - observed @ column) / of_row
+        column = (rest.sum(axis=0) - row @ observed) / of_column
         if np.abs(row - before).max() <= stop:
             break
     return np.asarray(mean + row[:, None] + column, np.float64)
 
 
-def _product(values: Floats, known: Bools, columns: Floats, *, ridge: float, n_sweeps: int, stop: float) -> Floats:
+def _product(values: Floats, observed: Bools, columns: Floats, *, ridge: float, n_sweeps: int, stop: float) -> Floats:
     """Return the product of the factors of rows and columns, (I, J), by alternating least squares."""
     estimate, penalty = np.zeros(values.shape), max(FIRST_RIDGE, ridge)
     for _ in range(n_sweeps):
         before, settled = estimate, penalty <= ridge
-        rows = _factors(values, known, columns, ridge=penalty)
-        columns = _factors(values.T, known.T, rows, ridge=penalty)
+        rows = _factors(values, observed, columns, ridge=penalty)
+        columns = _factors(values.T, observed.T, rows, ridge=penalty)
         estimate = rows @ columns.T
         if settled and np.abs(estimate - before).max() <= stop:
             break
@@ -125,11 +125,11 @@ def _product(values: Floats, known: Bools, columns: Floats, *, ridge: float, n_s
     return estimate
 
 
-def _factors(values: Floats, known: Bools, others: Floats, *, ridge: float) -> Floats:
+def _factors(values: Floats, observed: Bools, others: Floats, *, ridge: float) -> Floats:
     """Return the factors of each row (I, F), given those of the columns (J, F): one ridge regression a row."""
     n_factors = others.shape[1]
     squares = (others[:, :, None] * others[:, None, :]).reshape(-1, n_factors**2)
-    normal = (known @ squares).reshape(-1, n_factors, n_factors)
-    penalty = ridge * np.maximum(known.sum(axis=1), 1)
+    normal = (observed @ squares).reshape(-1, n_factors, n_factors)
+    penalty = ridge * np.maximum(observed.sum(axis=1), 1)
     normal[:, np.arange(n_factors), np.arange(n_factors)] += penalty[:, None]
     return np.asarray(np.linalg.solve(normal, (values @ others)[:, :, None])[:, :, 0], np.float64)

@@ -40,7 +40,7 @@ def fill(
     """
     n_types = use.shape[1]
     most = 300 + 100 * n_types
-    found = (np.empty((most, n_types)), np.empty((most, n_types)), np.empty(most), np.empty((most, n_types)))
+    cuts = (np.empty((most, n_types)), np.empty((most, n_types)), np.empty(most), np.empty((most, n_types)))
     price, closed = np.full(n_types, 1.0 / n_types), np.zeros(n_types, np.bool_)
     jobs, value_open = _tabulate(value, base, slope, drag), value.copy()
     table = (jobs, value_open, size, use)
@@ -49,13 +49,13 @@ def fill(
     if len(groups[1]) == 0:
         top = top if leximin else soonest
     if base.max() > 0.0:
-        _, y, _, proof, _ = search(0.0, 0.0, price, np.ones(n_types), tolerance, table, timing, found)
+        _, y, _, proof, _ = search(0.0, 0.0, price, np.ones(n_types), tolerance, table, timing, cuts)
         if y > tolerance:
             return UNMET, np.zeros(value.shape), base, 0.0, 0.0, proof, 1
-    t, y, mixture, proof, proved = search(top, 0.0, price, np.ones(n_types), tolerance, table, timing, found)
+    t, y, mixture, proof, proved = search(top, 0.0, price, np.ones(n_types), tolerance, table, timing, cuts)
     first, n_searches, scale = (t, proof, t / (1.0 + max(y, 0.0))), 1, 1.0 / (1.0 + max(y, 0.0))
     while leximin and proved and y <= STUCK_AT:
-        _close(closed, proof, _spare(t, found, mixture), y)
+        _close(closed, proof, _spare(t, cuts, mixture), y)
         after = jobs.copy()
         n_live = _settle(t, scale, _shut(closed, use), groups, (after, value_open, size, use), timing)
         if n_live == 0:
@@ -64,9 +64,9 @@ def fill(
         table, timing = (jobs, value_open, size, use), _set_clocks(jobs, groups, size)
         price, ease = _reopen(closed)
         top, _ = _caps(jobs)
-        t, y, mixture, proof, proved = search(top, floor, price, ease, tolerance, table, timing, found)
+        t, y, mixture, proof, proved = search(top, floor, price, ease, tolerance, table, timing, cuts)
         n_searches, scale = n_searches + 1, 1.0 / (1.0 + max(y, 0.0))
-    x = shares(t, table, timing, found, mixture)
+    x = shares(t, table, timing, cuts, mixture)
     fitted = _fit(x, size, use)
     got = (x * value).sum(axis=1)
     if len(groups[1]):
@@ -173,10 +173,10 @@ def _split(members: Ints, weight: float, jobs: Floats, size: Floats, knots: Floa
 
 
 @inner
-def _spare(t: float, found: Any, mixture: Floats) -> Any:
+def _spare(t: float, cuts: Any, mixture: Floats) -> Any:
     """Return the fraction of each type that a mixture leaves, (T,)."""
-    over = np.empty((len(mixture), found[0].shape[1]))
-    overuse(t, found, len(mixture), over)
+    over = np.empty((len(mixture), cuts[0].shape[1]))
+    overuse(t, cuts, len(mixture), over)
     return -(mixture @ over)
 
 
@@ -371,11 +371,11 @@ def clocks(t: float, first: Ints, knots: Floats, times: Floats, paces: Floats) -
 
 
 @inner
-def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -> Any:
+def _ask(t: float, price: Floats, table: Any, timing: Any, cuts: Any, n: int) -> Any:
     """Keep the response to prices at level t as number n; return its excess cost, growth, and the last cap below t."""
     jobs, value, size, use = table
     first, knots, clock, times, paces = timing
-    fixed, grown, level, responses = found
+    fixed, grown, level, responses = cuts
     n_types, n_columns = len(price), len(use)
     clocks(t, first, knots, times, paces)
     cost, taken = np.zeros(n_columns), np.zeros((2, n_columns))
@@ -395,7 +395,7 @@ def _ask(t: float, price: Floats, table: Any, timing: Any, found: Any, n: int) -
 
 
 @inner
-def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timing: Any, found: Any, n: int) -> Any:
+def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timing: Any, cuts: Any, n: int) -> Any:
     """Lower t, at which the response costs too much, to where prices still prove that no more can be had.
 
     Newton's step is such a proof as long as no job falls below its best on the way: needs are convex up to there.
@@ -408,7 +408,7 @@ def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timin
             break
         if step <= low:
             step = t - (t - low) * excess / (excess - missing)
-        tried = _ask(step, price, table, timing, found, n)
+        tried = _ask(step, price, table, timing, cuts, n)
         if tried[0] < 0.0:
             low, missing = step, tried[0]
         else:
@@ -418,9 +418,9 @@ def _lower(t: float, floor: float, answer: Any, price: Floats, table: Any, timin
 
 
 @inner
-def overuse(t: float, found: Any, n: int, over: Floats) -> None:
+def overuse(t: float, cuts: Any, n: int, over: Floats) -> None:
     """Write how far the first n responses, scaled down to level t where that can be, exceed each capacity."""
-    fixed, grown, level, _ = found
+    fixed, grown, level, _ = cuts
     for k in range(n):
         scale = min(t / level[k], 1.0) if level[k] > 0.0 else 1.0
         for i in range(over.shape[1]):
@@ -429,7 +429,7 @@ def overuse(t: float, found: Any, n: int, over: Floats) -> None:
 
 @inner
 def search(
-    t: float, floor: float, price: Floats, ease: Floats, tolerance: float, table: Any, timing: Any, found: Any
+    t: float, floor: float, price: Floats, ease: Floats, tolerance: float, table: Any, timing: Any, cuts: Any
 ) -> Any:
     """Find the greatest level in [floor, t] by cutting planes in the space of prices.
 
@@ -437,16 +437,16 @@ def search(
     higher level (those given where nothing limits it below t), and whether they do.
     """
     proof, price = price.copy(), price.copy()
-    most, proved, n, y, extra = len(found[2]) - 12, False, 0, np.inf, 0
-    over, mixture = np.empty((len(found[2]), len(price))), np.zeros(len(found[2]))
+    most, proved, n, y, extra = len(cuts[2]) - 12, False, 0, np.inf, 0
+    over, mixture = np.empty((len(cuts[2]), len(price))), np.zeros(len(cuts[2]))
     while n < most:
-        answer = _ask(t, price, table, timing, found, n)
+        answer = _ask(t, price, table, timing, cuts, n)
         n += 1
         if answer[0] > NO_GAIN * price.sum():
             fill_with(proof, price)
             proved = True
-            t, n = _lower(t, floor, answer, price, table, timing, found, n)
-        overuse(t, found, n, over)
+            t, n = _lower(t, floor, answer, price, table, timing, cuts, n)
+        overuse(t, cuts, n, over)
         y = balance(over, ease, price, mixture[:n])
         extra += y <= (tolerance if t > floor else 10.0 * tolerance)  # a floor was reachable but for rounding
         if y <= EXACT * tolerance or extra > EXTRA:
@@ -455,7 +455,7 @@ def search(
 
 
 @inner
-def shares(t: float, table: Any, timing: Any, found: Any, mixture: Floats) -> Any:
+def shares(t: float, table: Any, timing: Any, cuts: Any, mixture: Floats) -> Any:
     """Return the shares (J, V) of a mixture of responses, scaled down to level t as in `overuse`."""
     jobs, value, size, use = table
     first, knots, clock, times, paces = timing
@@ -463,13 +463,13 @@ def shares(t: float, table: Any, timing: Any, found: Any, mixture: Floats) -> An
     for k in range(len(mixture)):
         if mixture[k] == 0.0:
             continue
-        level = found[2][k]
+        level = cuts[2][k]
         scale = min(t / level, 1.0) if level > 0.0 else 1.0
         clocks(level, first, knots, times, paces)
         for v in range(len(use)):
             cost[v] = 0.0
             for i in range(use.shape[1]):
-                cost[v] += use[v, i] * found[3][k, i]
+                cost[v] += use[v, i] * cuts[3][k, i]
         for j in range(len(size)):
             amount, rate = need(jobs[j], level, times[clock[j]], paces[clock[j]])
             if amount > 0.0:

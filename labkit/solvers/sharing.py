@@ -105,7 +105,7 @@ def fill_pairs(
     problem = _Problem.of(value, size, capacity, use, kind, pair_speed, scale, drag)
     climb = _Climb(problem, unit=alone.value)
     climb.up(leximin=leximin)
-    shares = spread(climb.groups, climb.ways, climb.found.x, n_columns=problem.value.shape[1])
+    shares = spread(climb.groups, climb.ways, climb.optimum.x, n_columns=problem.value.shape[1])
     x, pairs, pair_x, got = problem.fitted(*shares)
     level = float((got / (1 + problem.drag * got)).min())
     return FilledPairs(x, pairs, pair_x, got, level, max(climb.bound, level), climb.n_levels, climb.master.n_columns)
@@ -170,7 +170,7 @@ class _Climb:
         self.master = Master(self.groups, ways, size=size, capacity=problem.capacity, use=problem.use)
         self.have, self.rises = np.zeros(len(first)), np.ones(len(first), np.bool_)
         self.n_levels, self.bound = 0, float(self.cap.min())
-        self.found: Optimum
+        self.optimum: Optimum
 
     def _best(self) -> Floats:
         """Return the most that a job of each group can have at all, (G,)."""
@@ -202,9 +202,9 @@ class _Climb:
         high = top
         for _ in range(MAX_STEPS):
             need = self._need(t)
-            self.found = self._best_factor(need)
-            low = self._reached(self.found.factor * need, top)
-            high = max(low, self._excluded(self.found, high))
+            self.optimum = self._best_factor(need)
+            low = self._reached(self.optimum.factor * need, top)
+            high = max(low, self._excluded(self.optimum, high))
             if high - low <= CLOSE * high:
                 break
             t = high
@@ -231,21 +231,21 @@ class _Climb:
         level = value / (1 + self.drag * value)
         return float(level[short].min(initial=top))
 
-    def _excluded(self, found: Optimum, high: float) -> float:
+    def _excluded(self, optimum: Optimum, high: float) -> float:
         """Return the level from which on needs are worth more than the optimum at its prices, by bisection."""
-        price, low = np.where(self.rises, found.price, 0.0), 0.0
-        if price @ self._need(high) <= found.bound:
+        price, low = np.where(self.rises, optimum.price, 0.0), 0.0
+        if price @ self._need(high) <= optimum.bound:
             return high
         while high - low > 1e-15 * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if price @ self._need(middle) > found.bound else (middle, high)
+            low, high = (low, middle) if price @ self._need(middle) > optimum.bound else (middle, high)
         return high
 
     def _pin(self, level: float) -> None:
         """Hold the jobs that cannot have more at what they have."""
-        worth = np.where(self.rises, self.found.price * self.best / self.unit / self.groups.n, 0.0)
+        worth = np.where(self.rises, self.optimum.price * self.best / self.unit / self.groups.n, 0.0)
         pinned = self.rises & ((worth > PINS * worth.max()) | (self.cap <= level * (1 + CLOSE)))
-        self.have[pinned] = np.minimum(self._need(level), self.found.value)[pinned] * (1 - LEEWAY)
+        self.have[pinned] = np.minimum(self._need(level), self.optimum.value)[pinned] * (1 - LEEWAY)
         self.rises &= ~pinned
 
 

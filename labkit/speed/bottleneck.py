@@ -85,11 +85,11 @@ class Work:
 
     @classmethod
     def of_sample(
-        cls, speed: float, *, given_cores: float, used_cores: tuple[float, float], hot: float = 1.0, n_hot: int = 1
+        cls, speed: float, *, cores_each: float, used_cores: tuple[float, float], hot: float = 1.0, n_hot: int = 1
     ) -> Work:
         """Return used cores (2,) and steps/s of one worker and one server with so many cores each."""
         compute, update = used_cores[0] / speed, used_cores[1] / speed
-        rest = speed**-SOFTNESS - (given_cores / compute) ** -SOFTNESS - (given_cores / update) ** -SOFTNESS
+        rest = speed**-SOFTNESS - (cores_each / compute) ** -SOFTNESS - (cores_each / update) ** -SOFTNESS
         return cls(compute, update, max(rest, 0.0) ** (1 / SOFTNESS), hot, n_hot)
 
     def hottest_load(self, n_ps: ArrayLike) -> Floats:
@@ -119,8 +119,8 @@ class Work:
 
 
 WORK: Final[Mapping[str, Work]] = {
-    "wide-deep": Work.of_sample(12.0, given_cores=32, used_cores=(2.5, 5.7), hot=1.266, n_hot=2),
-    "xdeepfm": Work.of_sample(6.2, given_cores=32, used_cores=(19.4, 3.1)),
+    "wide-deep": Work.of_sample(12.0, cores_each=32, used_cores=(2.5, 5.7), hot=1.266, n_hot=2),
+    "xdeepfm": Work.of_sample(6.2, cores_each=32, used_cores=(19.4, 3.1)),
 }
 """Of the models of DLRover's Table 1, by the name in the catalogue: from its sample rows alone. `hot` of Wide&Deep is
 set for its 210 steps/s; two servers are hot, as two were replaced."""
@@ -192,12 +192,12 @@ class Bottleneck:
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
-        speeds, _, _ = self._told(running)
+        speeds, _, _ = self._speeds_and_loads(running)
         return speeds
 
     def use(self, running: Running) -> TaskUse:
         """Return tasks' use: computing and updating take core-seconds, so that use follows from speed."""
-        speeds, rates, loads = self._told(running)
+        speeds, rates, loads = self._speeds_and_loads(running)
         owner = running.row_job()
         c, u = (self._column(name)[running.job][owner] for name in ("compute_core_s", "update_core_s"))
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
@@ -215,7 +215,7 @@ class Bottleneck:
     def each(self, running: Running) -> EachTask:
         """Return the use of every single task, troubles included."""
         at, role, task, row = _tasks_of(running)
-        speeds, rates, _ = self._told(running)
+        speeds, rates, _ = self._speeds_and_loads(running)
         updates = speeds * self._updates_per_step[self.jobs.model[running.job]]
         pace = np.ones(len(at))
         for trouble in running.troubles:
@@ -283,7 +283,7 @@ class Bottleneck:
         declared: Floats = demand[running.role, running.job[running.row_job()]]
         return declared
 
-    def _told(self, running: Running) -> tuple[Floats, Floats, Floats]:
+    def _speeds_and_loads(self, running: Running) -> tuple[Floats, Floats, Floats]:
         """Return steps/s (J,), updates/s of a worker of each row if servers were no limit, and a server's load (P,)."""
         cores, owner = self._cores(running), running.row_job()
         c, t = (self._column(name)[running.job][owner] for name in ("compute_core_s", "rest_s"))

@@ -66,7 +66,7 @@ class Application:
     times: Mapping[tuple[int, ...], Floats]
     scattered: Floats
     local: tuple[int, int]
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, folder: str | Path) -> Application:
@@ -104,9 +104,9 @@ class Application:
     def step_s(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
         """Return seconds per step, and of exchange, of workers by machine with a batch each; NaN: never measured."""
         key = placement, local
-        if key not in self._known:
-            self._known[key] = self._step_s(placement, local)
-        found: tuple[float, float] = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._step_s(placement, local)
+        found: tuple[float, float] = self._cache[key]
         return found
 
     def _step_s(self, placement: tuple[int, ...], local: int) -> tuple[float, float]:
@@ -115,11 +115,11 @@ class Application:
             if not rows[0, 0] <= local <= rows[-1, 0]:
                 return math.nan, math.nan
             return float(np.interp(local, rows[:, 0], rows[:, 1])), float(np.interp(local, rows[:, 0], rows[:, 2]))
-        if "scattered" not in self._known:
+        if "scattered" not in self._cache:
             from scipy.interpolate import LinearNDInterpolator
 
-            self._known["scattered"] = LinearNDInterpolator(self.scattered[:, :3], self.scattered[:, 3:])
-        step_s, exchange_s = self._known["scattered"]([min(len(placement), 16), sum(placement), local])[0]
+            self._cache["scattered"] = LinearNDInterpolator(self.scattered[:, :3], self.scattered[:, 3:])
+        step_s, exchange_s = self._cache["scattered"]([min(len(placement), 16), sum(placement), local])[0]
         return float(step_s), float(exchange_s)
 
     def split(self, batch: float, n_workers: int) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class Application:
 
     def _candidates(self, placement: tuple[int, ...]) -> tuple[Floats, Floats]:
         """Return the batches that an adaptive job may choose among, and seconds per step; inf: not to be split so."""
-        if ("tried", placement) not in self._known:
+        if ("tried", placement) not in self._cache:
             n = sum(placement)
             least = max(self.batches[0], self.local[0] * n)
             split = [self.split(batch, n) for batch in np.geomspace(least, max(self.batches[-1], least), CANDIDATES)]
@@ -184,8 +184,8 @@ class Application:
                 for local, more in split
             ])  # fmt: skip
             sound = (batches >= self.batches[0]) & (batches <= self.batches[-1]) & (seconds > 0)
-            self._known["tried", placement] = batches, np.where(sound, seconds, np.inf)
-        found: tuple[Floats, Floats] = self._known["tried", placement]
+            self._cache["tried", placement] = batches, np.where(sound, seconds, np.inf)
+        found: tuple[Floats, Floats] = self._cache["tried", placement]
         return found
 
 
@@ -259,7 +259,7 @@ class Goodput:
         self._rate = cache(self._goodput)
 
     def application(self, job: int) -> Application:
-        """Return what was measured of the kind of a job."""
+        """Return the measurements of a job's kind."""
         return self._of[int(self.jobs.model[job])]
 
     def epoch(self, job: int, steps: float) -> int:

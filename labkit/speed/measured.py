@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, ProfileError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
@@ -131,7 +131,7 @@ class SpeedTable(OfModels):
         batches = np.array(np.broadcast_to(np.asarray(batch, np.float64), (len(names),)))
         faults = _faults(models, code, ps, workers, speed, batches)
         if faults:
-            raise ProfileError(told(name, faults))
+            raise ProfileError(fault_report(name, faults))
         first_row = np.array([np.flatnonzero(code == k)[0] for k in range(len(models))])
         return cls(models, code, ps, workers, speed, batches[first_row])
 
@@ -324,8 +324,8 @@ def _faults(models: tuple[str, ...], code: Ints, ps: Ints, workers: Ints, speed:
     ]
 
 
-def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats) -> list[str]:
-    gangs, times = np.unique(np.stack([ps[mine], workers[mine]]), axis=1, return_counts=True)
+def _model_faults(name: str, rows: Bools, ps: Ints, workers: Ints, batch: Floats) -> list[str]:
+    gangs, times = np.unique(np.stack([ps[rows], workers[rows]]), axis=1, return_counts=True)
     faults = [
         f"{name}: the gang of {p} PS and {w} workers occurs {n} times; keep one (their mean, say)"
         for (p, w), n in zip(gangs.T, times, strict=True)
@@ -333,7 +333,7 @@ def _model_faults(name: str, mine: Bools, ps: Ints, workers: Ints, batch: Floats
     ]
     if len(times) < 2:
         faults.append(f"{name}: one gang was measured; interpolation needs at least one more")
-    if len(np.unique(batch[mine])) > 1:
+    if len(np.unique(batch[rows])) > 1:
         faults.append(f"{name}: the batch changes between rows; speeds are comparable at one global batch only")
     return faults
 
@@ -389,7 +389,7 @@ def read_rows(path: Path) -> list[SpeedRow]:
         except _FaultError as fault:
             faults.append(f"line {n}, {fault}")
     if faults:
-        raise ProfileError(told(str(path), faults))
+        raise ProfileError(fault_report(str(path), faults))
     return rows
 
 

@@ -65,7 +65,7 @@ def least_step_s(gangs: list[RigidGang], cluster: Cluster, *, model: Interferenc
 
 
 def grows(model: InterferenceModel) -> bool:
-    """Tell whether a task is slowed no less where more cores are busy beside it, by a model's shape and signs.
+    """Return whether a task is slowed no less where more cores are busy beside it, by a model's shape and signs.
 
     >>> from labkit.speed.interference.levels import mild_model
     >>> grows(mild_model()), grows(InterferenceModel("quadratic"))

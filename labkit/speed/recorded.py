@@ -37,7 +37,7 @@ class Recorded:
         self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
         self._durations_s, self._most_workers = jobs.duration_s, jobs.max_workers
         self._allowed = may_run_on(jobs, cluster)
-        self._asked = jobs.n_workers
+        self._requested_workers = jobs.n_workers
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
@@ -46,9 +46,9 @@ class Recorded:
             speeds[self._needs_ps[running.job] & (running.n_ps == 0)] = 0.0
         return speeds
 
-    def asked_speeds(self) -> Floats:
+    def gang_speeds(self) -> Floats:
         """Return steps/s of each job with the gang that it asked for, which are the same wherever it sits, (N,)."""
-        return np.asarray(self._per_worker * self._asked)
+        return np.asarray(self._per_worker * self._requested_workers)
 
     def runs_on(self) -> Bools:
         """Return which jobs can run on which device types at all: all that they allow, (N, T)."""

@@ -108,9 +108,9 @@ def flows_on(job: Ints, begin: Ints, end: Ints, far: Bools, paths: Ints, marked:
 
 
 @kernel
-def mark_owners(found: Ints, owner: Ints, dirty: Bools) -> None:
+def mark_owners(flows: Ints, owner: Ints, dirty: Bools) -> None:
     """Mark the jobs (N,) whose flows these are."""
-    for f in found:
+    for f in flows:
         dirty[owner[f]] = True
 
 

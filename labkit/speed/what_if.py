@@ -21,7 +21,7 @@ from labkit.speed.step_time import StepTime
 WORKER, PS = 0, 1
 NOTHING, EXPONENTIAL, LINEAR, QUADRATIC = range(4)
 KINDS: Final = {None: NOTHING, "exponential": EXPONENTIAL, "linear": LINEAR, "quadratic": QUADRATIC}
-N_SEEN: Final = 6
+N_SLOWDOWN_FEATURES: Final = 6
 """What a network sees of a task: own cores, those of the others in its group, those in the machine's other groups, own
 PCIe, that of the others, and 1."""
 PCIE_UNIT: Final = 16.0
@@ -68,7 +68,7 @@ class RunFacts(NamedTuple):
         (N, G) seconds of one worker on the global batch, by group.
     gbit : array
         (N,) size of the parameters.
-    asked_ps : array
+    requested_ps : array
         (N,) parameter servers asked for; 0: all-reduce.
     sync : array of bool
         (N,) synchronous training.
@@ -87,7 +87,7 @@ class RunFacts(NamedTuple):
     down_gbps: Floats
     compute_s: Floats
     gbit: Floats
-    asked_ps: Ints
+    requested_ps: Ints
     sync: np.ndarray
     per_update: Floats
     cores: Floats
@@ -131,7 +131,7 @@ class TaskTable(NamedTuple):
 
 def slow_of(model: InterferenceModel | None) -> Slow:
     """Return a fitted model for compiled code; None: no job slows another."""
-    cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SEEN, 0))
+    cpu, pcie, none = np.zeros(6), np.zeros(6), np.zeros((N_SLOWDOWN_FEATURES, 0))
     if model is None:
         return Slow(np.array([-1, 0, 0]), cpu, pcie, np.full(2, np.inf), none, np.zeros(0))
     if model.cpu_ is None and model.pcie_ is None:
@@ -185,7 +185,8 @@ def facts_of(
         first_group=np.searchsorted(cluster.group_machine, np.arange(machines + 1)).astype(np.int64),
         group_cores=cluster.capacity[:, CPUS].copy(), group_gbps=cluster.group_pcie_gbps.astype(np.float64),
         socket_gbps=cluster.machine_socket_gbps.astype(np.float64), up_gbps=up, down_gbps=down,
-        compute_s=np.ascontiguousarray(compute_s), gbit=speed.model_bytes * 8e-9, asked_ps=jobs.n_ps.astype(np.int64),
+        compute_s=np.ascontiguousarray(compute_s), gbit=speed.model_bytes * 8e-9,
+        requested_ps=jobs.n_ps.astype(np.int64),
         sync=jobs.sync.copy(), per_update=speed.updates_per_step.copy(), cores=cores, moved=moved,
     )  # fmt: skip
 
@@ -300,7 +301,7 @@ def _exchange_s(facts: RunFacts, tasks: TaskTable, job: int, w: int) -> float:
 def speed_of(facts: RunFacts, slow: Slow, tasks: TaskTable, job: int) -> float:
     """Return steps per second of a job as the tasks are now."""
     n_workers, n_ps = tasks.n[job, WORKER], tasks.n[job, PS]
-    if n_workers == 0 or (n_ps == 0 and facts.asked_ps[job] > 0):
+    if n_workers == 0 or (n_ps == 0 and facts.requested_ps[job] > 0):
         return 0.0
     sync = facts.sync[job] or n_ps == 0
     part = 1.0 / n_workers if sync else 1.0
@@ -326,7 +327,7 @@ def _count_flows(facts: RunFacts, tasks: TaskTable, job: int, sign: int) -> None
             if m != o:
                 tasks.up[m] += sign
                 tasks.down[o] += sign
-        if facts.asked_ps[job] == 0 and n_ps == 0 and n_workers > 1:
+        if facts.requested_ps[job] == 0 and n_ps == 0 and n_workers > 1:
             o = facts.group_machine[group[_next_in_ring(group, n_workers, w)]]
             if m != o:
                 tasks.up[m] += sign

@@ -44,7 +44,7 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Return what was found on this machine, what is required first."""
+    """Return the checks of this machine, required ones first."""
     return [
         python(),
         module("venv", "ensurepip", hint="the environment that make builds; apt-get install python3-venv"),
@@ -100,7 +100,7 @@ def which(name: str) -> str:
 def gpu() -> Check:
     """Check for an NVIDIA GPU."""
     hint = "faster training; labkit works without one"
-    said = _said("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    said = _output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     cards = said.splitlines() if said else []
     more = f" and {len(cards) - 1} more" if len(cards) > 1 else ""
     return Check("GPU", bool(cards), f"{cards[0]}{more}" if cards else "", hint)
@@ -108,13 +108,13 @@ def gpu() -> Check:
 
 def user_namespaces() -> Check:
     """Check that an ordinary user may have a network of their own, for the shaped testbed without root."""
-    ok = _said("unshare", "--user", "--map-root-user", "--net", "echo", "yes") == "yes"
+    ok = _output_of("unshare", "--user", "--map-root-user", "--net", "echo", "yes") == "yes"
     hint = "a shaped testbed without root; sysctl -w kernel.unprivileged_userns_clone=1 (or run outside a container)"
     return Check("user namespaces", ok, "usable" if ok else "", hint)
 
 
-def _said(program: str, *arguments: str) -> str:
-    """Return what a program prints, empty where it is missing, fails or hangs."""
+def _output_of(program: str, *arguments: str) -> str:
+    """Return the output of a program, empty where it is missing, fails or hangs."""
     where = which(program)
     if not where:
         return ""

@@ -22,14 +22,14 @@ def _program() -> str:
     return name if name in PROGRAMS else ""
 
 
-_told = False
+_reported = False
 
 
 def tell() -> None:
-    """Say that the program stops: once, however often Ctrl-C is pressed."""
-    global _told
-    if not _told:
-        _told = True
+    """Report that the program stops: once, however often Ctrl-C is pressed."""
+    global _reported
+    if not _reported:
+        _reported = True
         os.write(2, f"{_program()}: stopped\n".encode())
 
 

@@ -6,7 +6,7 @@ import errno
 import mmap
 from typing import Final
 
-_SAID: Final = (
+_MESSAGES: Final = (
     "can't allocate memory", "Cannot allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
 )  # fmt: skip
 """By torch on processors, by the kernel, and by CUDA where torch's own allocator was not asked."""
@@ -35,7 +35,7 @@ def is_memory(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return True
-        if isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID):
+        if isinstance(error, RuntimeError) and any(said in str(error) for said in _MESSAGES):
             return True
         if isinstance(error, RuntimeError) and _NO_THREAD in str(error) and not _room_for_a_stack():
             return True

@@ -100,7 +100,7 @@ def variables(pid: int) -> list[bytes]:
     return data.split(b"\0") if data else []
 
 
-def is_ours(pid: int) -> bool:
+def belongs_to_user(pid: int) -> bool:
     """Return whether a process belongs to this user."""
     try:
         return os.stat(f"/proc/{pid}").st_uid == os.getuid()

@@ -61,7 +61,7 @@ STAGE_S: Final = 2.0
 
 
 class _Lines:
-    """Say a line on stderr every so often, as long as the context lasts."""
+    """Print a line on stderr every so often, as long as the context lasts."""
 
     begin, end = "", "\n"
 
@@ -78,7 +78,7 @@ class _Lines:
         print(self.begin + printable(self.line()), end=self.end, file=own(sys.stderr), flush=True)
 
     def line(self) -> str:
-        """Return what is said now."""
+        """Return the present message."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class _Lines:
 
 
 class ProgressLines(_Lines):
-    """Say on stderr every so often how many of all are done, as long as the context lasts.
+    """Report on stderr every so often how many of all are done, as long as the context lasts.
 
     Parameters
     ----------
@@ -109,13 +109,13 @@ class ProgressLines(_Lines):
         self.done, self.n_failed = done, 0
 
     def line(self) -> str:
-        """Return what is said now."""
+        """Return the present message."""
         failed = f", {self.n_failed} failed" if self.n_failed else ""
         return f"labkit: {self.done:,} of {self._total:,} {self._unit} done{failed}"
 
 
 class StageLines(_Lines):
-    """Say on stderr at once, and then every two seconds, what a command is at; in a terminal in one line that changes.
+    """Report on stderr at once, and then every two seconds, what a command does; in a terminal in one changing line.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class StageLines(_Lines):
             self.begin, self.end = "\x1b[K", "\r"
 
     def line(self) -> str:
-        """Return what is said now."""
+        """Return the present message."""
         detail = self.detail()
         return f"labkit: {self.stage}, {self._clock() - self._began_s:.0f} s{': ' * bool(detail)}{detail}"
 

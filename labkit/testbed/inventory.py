@@ -21,7 +21,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.consent import Outside, digest_of, use
 from labkit.core.errors import InputError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.host_names import expanded, listed
 from labkit.core.text import shortened
 from labkit.testbed.ssh.options import NONE, Options, SshConfig, checked_defaults, checked_options
@@ -150,7 +150,7 @@ class Inventory:
         config, more = SshConfig.read(defaults.config)
         machines, others = _machines(content.hosts, defaults=defaults, config=config, here=here)
         if faults := [*content.faults, *faults, *more, *others]:
-            raise InputError(told(str(file), faults))
+            raise InputError(fault_report(str(file), faults))
         return cls(file, tuple(machines), Path(defaults.known_hosts).expanduser(), content.groups, content.partitions)
 
     @property
@@ -203,7 +203,7 @@ class Inventory:
 
 
 def _outside(file: Path, config: str) -> Outside:
-    """Return what an inventory uses: programs that lead to hosts, a configuration of SSH but the user's own."""
+    """Return the outside files and programs of an inventory: proxy commands, an SSH file but the user's own."""
     texts = [("", file.read_bytes())]
     if config not in (NONE, Options().config, str(Path(Options().config).expanduser())) and Path(config).is_file():
         with suppress(InputError, OSError, UnicodeDecodeError):  # what cannot be read is told, and not used

@@ -201,7 +201,7 @@ class _Watch:
             (free >= -1e-6).all(), f"{self.name} holds more than the machines have: {free[:, GPUS].tolist()} GPUs free."
         )
         require((free <= room + 1e-6).all(), f"{self.name} has more free than its machines that are up have.")
-        partner = self.ledger.book.held["partner"]
+        partner = self.ledger.book.allocations["partner"]
         jobs = np.flatnonzero(partner >= 0)
         lonely = jobs[partner[partner[jobs]] != jobs]
         require(not len(lonely), f"{self.name} lets jobs {lonely.tolist()} share with a job that shares with another.")

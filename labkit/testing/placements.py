@@ -24,7 +24,7 @@ def check_placement(placement: Placement, *, snapshot: Snapshot, name: str = "th
     ConformanceError
         In one sentence, beginning with `name`.
     """
-    _known_jobs(placement, snapshot, name)
+    _check_jobs(placement, snapshot, name)
     _sound_rows(placement, snapshot, name)
     _sound_pairs(placement, snapshot, name)
     _not_overfilled(placement, snapshot, name)
@@ -32,7 +32,7 @@ def check_placement(placement: Placement, *, snapshot: Snapshot, name: str = "th
     _where_it_runs(placement, snapshot, name)
 
 
-def _known_jobs(placement: Placement, snapshot: Snapshot, name: str) -> None:
+def _check_jobs(placement: Placement, snapshot: Snapshot, name: str) -> None:
     named = placement.set_jobs
     unknown = named[~np.isin(named, snapshot.jobs.number)]
     require(not len(unknown), f"{name} sets jobs {unknown.tolist()}, which are not among snapshot.jobs.number.")

@@ -115,7 +115,7 @@ class Chaos:
         placement = self._anything(snapshot)
         if len(placement) or snapshot.n_running > snapshot.holds(placement.set_jobs).sum():
             return placement
-        return FirstFit().place(snapshot, asked(snapshot.table, snapshot.jobs.number))
+        return FirstFit().place(snapshot, requested_gangs(snapshot.table, snapshot.jobs.number))
 
     def _anything(self, snapshot: Snapshot) -> Placement:
         rng, table, active = self.rng, snapshot.table, snapshot.jobs.number
@@ -164,7 +164,7 @@ def paired(rng: np.random.Generator, gangs: Gangs, jobs: Jobs) -> Gangs:
     return replace(kept, n_workers=workers[rows], partner=partner[rows])
 
 
-def asked(jobs: Jobs, which: Any) -> Gangs:
+def requested_gangs(jobs: Jobs, which: Any) -> Gangs:
     """Return the gangs that some jobs asked for."""
     return Gangs.of(which, n_workers=jobs.n_workers[which], n_ps=jobs.n_ps[which])
 
@@ -231,10 +231,10 @@ def random_jobs(rng: np.random.Generator, *, cluster: Cluster, runs_on: Bools, r
         weight=rng.choice([1.0, 1.0, 2.0], n),
         name="random",
     )
-    return _made_to_fit(jobs, cluster, runs_on)
+    return _with_small_gangs(jobs, cluster, runs_on)
 
 
-def _made_to_fit(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
+def _with_small_gangs(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> Jobs:
     """Return the jobs with a gang of one small worker (and PS) where one does not fit the empty cluster."""
     unfit = np.array([not fits_empty(jobs, cluster, runs_on, number) for number in range(len(jobs))], dtype=np.bool_)
     gpus = jobs.worker_demand[:, GPUS]
@@ -260,7 +260,7 @@ def _arrived(jobs: Jobs, cluster: Cluster, runs_on: Bools) -> DecisionScene:
 def fits_empty(jobs: Jobs, cluster: Cluster, runs_on: Bools, number: int) -> bool:
     """Return whether first fit finds a place for a job's gang on the empty cluster."""
     snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=runs_on)
-    return len(FirstFit().place(snapshot, asked(jobs, [number]))) > 0
+    return len(FirstFit().place(snapshot, requested_gangs(jobs, [number]))) > 0
 
 
 def random_scene(
@@ -283,7 +283,7 @@ def random_scene(
     if kinds:
         jobs = with_demands(rng, jobs, cluster=cluster)
         runs_on = may_run_on(jobs, cluster)
-        jobs = _made_to_fit(jobs, cluster, runs_on)
+        jobs = _with_small_gangs(jobs, cluster, runs_on)
     simulator = Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster))
     session, chaos = Session(simulator, runs_on=runs_on), Chaos(rng, pairs=pairs)
     for _ in range(n_decisions):

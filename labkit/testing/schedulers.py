@@ -188,7 +188,7 @@ def check_run(
 
 def _check_rigid(placement: Placement, snapshot: Snapshot, name: str) -> None:
     """Check that jobs that cannot train with another gang get the one that they asked for, or have, or nothing."""
-    table, held = snapshot.table, snapshot.held_by_all
+    table, held = snapshot.table, snapshot.allocations
     rigid = placement.set_jobs[~table.malleable[placement.set_jobs]]
     for job, workers, servers in zip(rigid, *counts(placement, jobs=rigid), strict=True):
         gang = int(table.n_workers[job]), int(table.n_ps[job])

@@ -11,7 +11,7 @@ from labkit.core.resources import Floats, Ints
 from labkit.core.running import Running
 from labkit.placers import FirstFit, Spread
 from labkit.testing.placements import counts, name_of, require
-from labkit.testing.scenes import asked, empty_snapshot, paired
+from labkit.testing.scenes import empty_snapshot, paired, requested_gangs
 
 
 def check_speed_model(model: SpeedModel, *, jobs: Jobs, cluster: Cluster, seed: int = 0) -> None:
@@ -69,7 +69,7 @@ def _running(
     """Return some of the jobs with the gangs that they asked for, as many as fit."""
     snapshot = empty_snapshot(jobs, cluster=cluster, runs_on=model.runs_on())
     some = rng.permutation(len(jobs)).astype(np.int32)[: rng.integers(1, len(jobs) + 1)]
-    gangs = asked(jobs, some)
+    gangs = requested_gangs(jobs, some)
     placement = placer.place(snapshot, paired(rng, gangs, jobs) if getattr(model, "pairs", False) else gangs)
     order = np.argsort(placement.job, kind="stable")
     job, first = np.unique(placement.job[order], return_index=True)

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.gpu_kinds import refuse_geometry
 from labkit.core.host_names import expanded, groups_of, has_range
@@ -141,7 +141,7 @@ def read_content(path: str | Path) -> Content:
     """Return the content of an inventory, checked; errors are those of `from_inventory`."""
     content = parse(path)
     if content.faults:
-        raise InputError(told(str(path), content.faults))
+        raise InputError(fault_report(str(path), content.faults))
     return content
 
 
@@ -326,10 +326,12 @@ def _fault(rows: list[Any], fault: dict[str, Any]) -> str:
     number, *keys = fault["loc"]
     row = rows[number]
     name = f" ({row['name']})" if isinstance(row, dict) and row.get("name") else ""
-    return fault_told(f"host {number + 1}{name}", keys, fault, known=[*(field.name for field in fields(Host)), "count"])
+    return fault_in_words(
+        f"host {number + 1}{name}", keys, fault, known=[*(field.name for field in fields(Host)), "count"]
+    )
 
 
-def fault_told(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:
+def fault_in_words(where: str, keys: Sequence[object], fault: Mapping[str, Any], *, known: Sequence[str]) -> str:
     """Return one fault that pydantic found in a table, in our words: where, which key, what was expected."""
     key = ".".join(str(part) for part in keys)
     if fault["type"] == "unexpected_keyword_argument":

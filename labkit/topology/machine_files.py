@@ -20,9 +20,9 @@ from labkit.core.device_names import (
     counted,
     counting,
     device_counts,
-    gpus_asked,
     is_known,
     quantity,
+    requested_gpus,
     slice_of,
 )
 from labkit.core.errors import InputError
@@ -107,7 +107,7 @@ def machines(files: Sequence[str | Path], *, devices: str = "") -> list[ListedHo
     return list(found.values())
 
 
-def inventory(found: Sequence[ListedHost], *, source: str, every: bool = False) -> tuple[str, list[str]]:
+def inventory(hosts: Sequence[ListedHost], *, source: str, every: bool = False) -> tuple[str, list[str]]:
     """Return the inventory of some machines, as TOML, and what is to be known of it, a sentence each.
 
     `every` keeps hosts that are down or have no GPUs, too.
@@ -117,30 +117,30 @@ def inventory(found: Sequence[ListedHost], *, source: str, every: bool = False) 
     InputError
         If none is left.
     """
-    kept, notes = _usable(found, every=every)
+    kept, notes = _usable(hosts, every=every)
     if not kept:
         raise InputError(
             f"{source}: no host is left that has GPUs and can be used ({'; '.join(notes)}); --all keeps all."
         )
     rows, partitions = [], defaultdict[str, list[str]](list)
     for one in kept:
-        mine = _rows(one)
-        rows += mine
+        own_rows = _rows(one)
+        rows += own_rows
         for partition in one.partitions:
-            partitions[partition] += [name for name, _ in mine]
+            partitions[partition] += [name for name, _ in own_rows]
     notes += _doubts(kept, n_more=len(rows) - len(kept))
     return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
 
 
-def _usable(found: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHost], list[str]]:
+def _usable(hosts: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHost], list[str]]:
     """Return the hosts that have GPUs and can be used, or all, and what was left out."""
     if every:
-        return list(found), []
-    notes, up = [], [one for one in found if not one.down]
-    if down := [one for one in found if one.down]:
+        return list(hosts), []
+    notes, up = [], [one for one in hosts if not one.down]
+    if down := [one for one in hosts if one.down]:
         states = Counter(one.down for one in down)
-        told = ", ".join(f"{n} {state}" for state, n in states.most_common())
-        notes.append(f"left out {len(down)} of {len(found)} hosts that are down or drained ({told}): {_some(down)}")
+        text = ", ".join(f"{n} {state}" for state, n in states.most_common())
+        notes.append(f"left out {len(down)} of {len(hosts)} hosts that are down or drained ({text}): {_some(down)}")
     if bare := [one for one in up if not sum(one.gpus.values())]:
         devices = dict.fromkeys(name for one in bare for name in one.devices)
         notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}" + _how_counted(devices))
@@ -148,11 +148,11 @@ def _usable(found: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHos
 
 
 def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
-    """Return what was guessed of the hosts that are kept, or does not count."""
+    """Return notes on the guesses about the hosts that are kept, and on what does not count."""
     notes = []
     if devices := Counter(name for one in kept for name in one.devices):
-        told = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
-        notes.append(f"devices that are not counted as GPUs: {told}{_how_counted(devices)}")
+        text = ", ".join(f"{name} of {n} hosts" for name, n in devices.items())
+        notes.append(f"devices that are not counted as GPUs: {text}{_how_counted(devices)}")
     if n_more:
         notes.append(f"hosts with GPUs of several types stand as one host for each: {n_more} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
@@ -168,8 +168,8 @@ def _how_counted(devices: Iterable[str]) -> str:
     return f"; --devices {names} counts them as GPUs" if names else ""
 
 
-def _some(found: Sequence[ListedHost]) -> str:
-    return shortened(", ".join(one.name for one in found), most=60)
+def _some(hosts: Sequence[ListedHost]) -> str:
+    return shortened(", ".join(one.name for one in hosts), most=60)
 
 
 Row = tuple[str, dict[str, Any]]
@@ -398,11 +398,11 @@ def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[List
             continue
         row = dict(zip(names, cells, strict=True))
         gpus, devices = gres(row.get("gres", ""))
-        told = ListedHost(
+        host = ListedHost(
             "", gpus, _number(row.get("cpus")), _number(row.get("memory")) / 1024, _words(row.get("partition", "")),
             _words(row.get("features", "")), down=state(row.get("state", "")), devices=devices, bare="gres" not in row,
         )  # fmt: skip
-        yield from (replace(told, name=name) for name in listed(row["name"]))
+        yield from (replace(host, name=name) for name in listed(row["name"]))
 
 
 # --- JSON: Slurm's and Kubernetes'
@@ -447,13 +447,13 @@ def _of_json_sinfo(item: Mapping[str, Any]) -> list[ListedHost]:
     part = {key: item[key] if isinstance(item.get(key), Mapping) else {} for key in
             ("node", "nodes", "cpus", "memory", "gres", "features", "partition")}  # fmt: skip
     gpus, devices = gres(_texts(part["gres"].get("total")))
-    told = ListedHost(
+    host = ListedHost(
         "", gpus, _number(part["cpus"].get("minimum")), _number(part["memory"].get("minimum")) / 1024,
         _words(_texts(part["partition"].get("name"))),
         _words(_texts(part["features"].get("active") or part["features"].get("total"))),
         down=state(_texts(part["node"].get("state")).replace(",", "+")), devices=devices,
     )  # fmt: skip
-    return [replace(told, name=name) for name in listed(_texts(part["nodes"].get("nodes")))]
+    return [replace(host, name=name) for name in listed(_texts(part["nodes"].get("nodes")))]
 
 
 def _of_json_partition(item: Mapping[str, Any]) -> list[ListedHost]:
@@ -472,8 +472,8 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     has = status.get("allocatable") or status.get("capacity") or {}
     kind = next((str(labels[label]) for label in TYPE_LABELS if labels.get(label)), "")
     amounts = {name: quantity(has[name]) or 0.0 for name in has}
-    slices = gpus_asked({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
-    whole = gpus_asked({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
+    slices = requested_gpus({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
+    whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
     shared = (
         float(labels.get("nvidia.com/gpu.replicas") or 1)
         if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none"

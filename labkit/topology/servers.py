@@ -217,7 +217,7 @@ def assemble(
 
 
 def _gpu_kinds(name: str, kinds: tuple[Server, ...]) -> dict[str, GpuKind]:
-    """Return what is known of the GPUs of each device type of some architectures."""
+    """Return the specification of the GPUs of each device type of some architectures."""
     found: dict[str, GpuKind] = {}
     for server in kinds:
         for device_type in dict.fromkeys(of_type for _, of_type in server.groups):

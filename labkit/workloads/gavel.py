@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labkit.core.device_types import type_index
 from labkit.core.errors import InputError, unknown
-from labkit.core.faults import MAX_FAULTS_TOLD, told
+from labkit.core.faults import MAX_LISTED, fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.resources import Bools, Floats, Ints
 
@@ -93,7 +93,7 @@ class Throughputs:
         if not faults and not any(entries.values()):
             faults.append('it has no throughputs; expected {device type: {"(\'MODEL\', GPUs)": {"null": steps/s}}}')
         if faults:
-            raise InputError(told(str(path), faults))
+            raise InputError(fault_report(str(path), faults))
         return cls.of_entries(entries)
 
     @classmethod
@@ -272,7 +272,7 @@ def _parsed(kind: str, jobs: object, faults: list[str]) -> Entries:
             faults.append(f'{kind} {text}: expected a key "(\'MODEL\', GPUs)" that holds {{"null": steps/s, ...}}')
             continue
         parsed[key] = _parsed_row(f"{kind} {text}", others, faults)
-        if len(faults) > 10 * MAX_FAULTS_TOLD:
+        if len(faults) > 10 * MAX_LISTED:
             break
     return parsed
 

@@ -73,7 +73,7 @@ def _fetched(name: str) -> Path | None:
     name = ALSO.get(name, name)
     if name not in PUBLIC:
         return None
-    if (file := kept(name)) is None:
+    if (file := fetched(name)) is None:
         raise InputError(f"{name} was not downloaded yet: labkit traces fetch {name}")
     return file
 
@@ -215,7 +215,7 @@ def fetch(
     return folder / trace.main
 
 
-def kept(name: str, *, cache: str | Path | None = None) -> Path | None:
+def fetched(name: str, *, cache: str | Path | None = None) -> Path | None:
     """Return the file of a public trace that was fetched before; None if it was not."""
     try:
         file = _folder(name, cache) / PUBLIC[name].main

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.core.device_types import type_index
 from labkit.core.errors import InputError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import refuse_unreadable
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS
@@ -47,7 +47,7 @@ class TypeSpeeds:
 
     table: Throughputs
     """Steps/s by model, number of GPUs and type."""
-    said: str
+    description: str
     """Where they are from, for headers of runs."""
 
 
@@ -213,7 +213,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
         f"line {i}: {len(row)} cells; expected {len(header)}" for i, row in numbered[1:] if len(row) != len(header)
     ]
     if faults:
-        raise InputError(told(str(path), faults))
+        raise InputError(fault_report(str(path), faults))
     return header, [(i, dict(zip(header, row, strict=True))) for i, row in numbered[1:]]
 
 
@@ -229,7 +229,7 @@ def _relative(path: Path, rows: list[tuple[int, dict[str, str]]]) -> dict[str, f
             faults.append(f"line {i}: {row['type']} occurs twice")
         found[row["type"]] = speed
     if faults:
-        raise InputError(told(str(path), faults))
+        raise InputError(fault_report(str(path), faults))
     return found
 
 
@@ -253,7 +253,7 @@ def _entries(
         else:
             entries[row["type"]][key] = {None: rate}
     if faults:
-        raise InputError(told(str(path), faults))
+        raise InputError(fault_report(str(path), faults))
     return entries
 
 

@@ -72,7 +72,7 @@ class _Job:
 
 
 def slurm_nodes() -> str:
-    """Return what `scontrol show node` prints of the site."""
+    """Return the output of `scontrol show node` for the site."""
     return "\n".join(
         f"NodeName={name} Arch=x86_64 CoresPerSocket={has.cpus // 2}\n"
         f"   CPUAlloc=0 CPUEfctv={has.cpus} CPUTot={has.cpus} CPULoad=0.10\n"
@@ -87,7 +87,7 @@ def slurm_nodes() -> str:
 
 
 def slurm_export(*, n_jobs: int = 480, seed: int = 12) -> str:
-    """Return what `sacct` prints of a week of the site, with faults as sites have them.
+    """Return the output of `sacct` for a week of the site, with faults as sites have them.
 
     The record was made by a loop of a few lines, not by slurmctld: jobs in order of quality of service and submission,
     on the first hosts of their partition with room; later ones may pass one that does not fit if their time limits end

@@ -88,7 +88,7 @@ def beyond(segments: Segments, *, n_gpus: float) -> tuple[float, float]:
 
 
 def _findings(jobs: Jobs, cluster: Cluster | None) -> list[str]:
-    """Return what is odd about jobs as they were read."""
+    """Return the oddities of jobs as they were read."""
     found = []
     known = jobs.duration_s[np.isfinite(jobs.duration_s)]
     if len(known) and (n := int((known > _LONG_S).sum())):

@@ -277,7 +277,7 @@ class Trainer(NetworkTraining):
         """Return the policy as it is, for a scheduler."""
         return Weights(self.policy.net(), source)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         setting = self.setting
         where = {"clusters": list(setting.clusters), "traces": list(setting.traces)}
         return asdict(self.recipe) | {"seed": self.seed} | where | {"interference": setting.interference}

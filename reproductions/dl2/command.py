@@ -19,7 +19,7 @@ SHORT: Final = {"lessons": "n_lessons", "rounds": "n_rounds", "warm_up": "warm_u
 
 
 def trainer_of(
-    setting: Setting, *, slot_s: float, seed: int, given: Sequence[str], options: dict[str, Any], client: Any = None
+    setting: Setting, *, slot_s: float, seed: int, settings: Sequence[str], options: dict[str, Any], client: Any = None
 ) -> Trainer | Federated:
     """Return a trainer of DL2's own network.
 
@@ -27,7 +27,7 @@ def trainer_of(
 
     Parameters
     ----------
-    given : sequence of str
+    settings : sequence of str
         Switches of `reproductions.dl2.Published`, each NAME=VALUE; `rules=released` brings what the released
         code does otherwise with it.
     options : dict
@@ -39,7 +39,7 @@ def trainer_of(
     from reproductions.dl2.switches import Published
     from reproductions.dl2.trainer import Trainer
 
-    values = dict(read_switch(one, Published(), what="switch") for one in given)
+    values = dict(read_switch(one, Published(), what="switch") for one in settings)
     values |= {SHORT[name]: value for name, value in options.items() if value is not None}
     switches = Published.released(**values) if values.get("rules") == "released" else Published(**values)
     met = setting.models()

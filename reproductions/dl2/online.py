@@ -105,7 +105,7 @@ class Online:
             self._evenness = jain_of(batch, 0)
             number = snapshot.jobs.number  # a draft counts active jobs alone
             self._kept.job[:] = np.where(self._kept.job >= 0, number[np.minimum(self._kept.job, len(number) - 1)], -1)
-            placement = placement_of(snapshot, batch.given[0])
+            placement = placement_of(snapshot, batch.placed[0])
         self._done, self._asked = done, (snapshot.number, placement)
         return placement
 

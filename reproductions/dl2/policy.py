@@ -63,7 +63,7 @@ def open_slot(batch: Batch, b: int, form: Form) -> None:
     """Give each job, by arrival, a worker and a parameter server, if that is how slots begin."""
     if not form.first_bundle:
         return
-    for i in range(batch.episode[b].n_seen):
+    for i in range(batch.episode[b].n_observed):
         what = WORKER if form.all_reduce or batch.most[b, batch.active[b, i], PS] == 0 else BOTH
         if form.released:
             take(batch, b, form, i, what)
@@ -78,7 +78,7 @@ def look(batch: Batch, b: int, form: Form, start: int, window: Ints) -> int:
     """Write which rows of the draft are seen, (J,), -1: none; return how many. `start`: rows before the batch of J."""
     window[:] = -1
     n = 0
-    for i in range(start, batch.episode[b].n_seen):
+    for i in range(start, batch.episode[b].n_observed):
         if n == form.n_jobs:
             break
         if form.released and _is_full(batch, b, form, i):
@@ -109,7 +109,7 @@ def observe(batch: Batch, b: int, form: Form, slot_s: float, window: Ints, state
 @inner
 def see(batch: Batch, b: int, form: Form, slot_s: float, i: int, row: Numbers) -> None:
     """Write what is seen of the job in a row of the draft, (F,)."""
-    shown, n = batch.seen[b, i], len(row)
+    shown, n = batch.observation[b, i], len(row)
     if not form.released:
         fill_with(row, shown[:n])
         if form.scaled:
@@ -191,8 +191,8 @@ def _put(batch: Batch, b: int, i: int, what: int) -> bool:
         if needed[r] > 0 and needed[r] > batch.free[b, g, r] + SLACK:
             return False
     add_to(batch.free[b, g], needed, -1)
-    batch.given[b, j, WORKER, g] += n_workers
-    batch.given[b, j, PS, g] += n_ps
+    batch.placed[b, j, WORKER, g] += n_workers
+    batch.placed[b, j, PS, g] += n_ps
     batch.n[b, j, WORKER] += n_workers
     batch.n[b, j, PS] += n_ps
     show_held(batch, b, i)
@@ -205,9 +205,9 @@ def show_held(batch: Batch, b: int, i: int) -> None:
     j = batch.active[b, i]
     worker, ps = batch.kind[b, j, WORKER], batch.kind[b, j, PS]
     held = batch.n[b, j, WORKER] * batch.demand[b, worker] + batch.n[b, j, PS] * batch.demand[b, ps]
-    at = batch.seen.shape[2] - N_SHARES
-    batch.seen[b, i, at] = (held / np.maximum(batch.there[b], 1e-12)).max()
-    batch.seen[b, i, at + 1], batch.seen[b, i, at + 2] = batch.n[b, j, WORKER], batch.n[b, j, PS]
+    at = batch.observation.shape[2] - N_SHARES
+    batch.observation[b, i, at] = (held / np.maximum(batch.there[b], 1e-12)).max()
+    batch.observation[b, i, at + 1], batch.observation[b, i, at + 2] = batch.n[b, j, WORKER], batch.n[b, j, PS]
 
 
 @by_reference
@@ -436,7 +436,7 @@ def decide(
 ) -> None:
     """Fill the draft of a slot that `open_slot` has begun; what is decided goes into `kept` as far as there is room."""
     ratio = int(rng.integers(3, 8)) if form.released and how.explores > 0 else 0
-    for start in range(0, max(batch.episode[b].n_seen, 1), form.n_jobs):
+    for start in range(0, max(batch.episode[b].n_observed, 1), form.n_jobs):
         _decide_about(batch, b, start, slot_s, form, net, how, kept, ratio, rng)
         if form.released:
             return

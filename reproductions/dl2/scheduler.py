@@ -126,7 +126,7 @@ class Flat:
         open_slot(batch, 0, policy.form)
         how = DRAWN if self.draws else BEST
         decide(batch, 0, policy.slot_s, policy.form, policy.net, how, self._unused, rng)
-        return placement_of(snapshot, batch.given[0])
+        return placement_of(snapshot, batch.placed[0])
 
 
 def refuse_other_jobs(form: Form, jobs: Jobs) -> None:

@@ -136,11 +136,11 @@ def progress_of(batch: Batch, b: int, done: Floats) -> None:
 @kernel
 def jain_of(batch: Batch, b: int) -> float:
     """Return how evenly dominant shares are given in a slot, as Jain's index: 1/J to 1; 0 without jobs or tasks."""
-    at, n = batch.seen.shape[2] - N_SHARES, batch.episode[b].n_seen
+    at, n = batch.observation.shape[2] - N_SHARES, batch.episode[b].n_observed
     total, squares = 0.0, 0.0
     for i in range(n):
-        total += batch.seen[b, i, at]
-        squares += batch.seen[b, i, at] ** 2
+        total += batch.observation[b, i, at]
+        squares += batch.observation[b, i, at] ** 2
     return total**2 / (n * squares) if squares > 0 else 0.0
 
 
@@ -285,7 +285,7 @@ class Trainer(Training):
         """Return the network as it is, for a scheduler."""
         return FlatWeights(self.learner.policy.copy(), self.form, tuple(self.models), self.slot_s, source)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return asdict(self.switches) | {"models": list(self.models), "slot_s": self.slot_s, "seed": self.seed}
 
     def _learned(self) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def teach(
     allowed = np.empty(kept.mask.shape[1] - 1, np.bool_)
     state = np.empty((form.n_jobs, kept.state.shape[2]), np.float32)
     left_out = 0
-    for start in range(0, max(batch.episode[b].n_seen, 1), form.n_jobs):
+    for start in range(0, max(batch.episode[b].n_observed, 1), form.n_jobs):
         last = -1
         while True:
             look(batch, b, form, 0 if form.released else start, window)
@@ -190,7 +190,7 @@ def teach(
                 left_out += _drop(batch, b, last, wanted)
                 continue
             _give(batch, b, form, slot_s, window, k, what, ways, shares, state, allowed, order, kept, rng)
-            shares[last] = batch.seen[b, last, batch.seen.shape[2] - N_SHARES]
+            shares[last] = batch.observation[b, last, batch.observation.shape[2] - N_SHARES]
         if form.released:
             break
     return int(left_out)
@@ -247,7 +247,7 @@ def _show_old(batch: Batch, b: int, window: Ints, shares: Numbers, state: Number
 @inner
 def _next(batch: Batch, b: int, form: Form, window: Ints, wanted: Ints, apart: bool, last: int) -> tuple[int, int]:
     """Return the row of the window whose job is next, -1: none, and what it gets."""
-    best, least, at = -1, np.inf, batch.seen.shape[2] - N_SHARES
+    best, least, at = -1, np.inf, batch.observation.shape[2] - N_SHARES
     for k in range(len(window)):
         i = window[k]
         if i < 0:
@@ -258,8 +258,8 @@ def _next(batch: Batch, b: int, form: Form, window: Ints, wanted: Ints, apart: b
         if apart and i == last and n[PS] < min(n[WORKER], wanted[i, PS]):
             best = k  # the parameter server of a bundle whose worker was given
             break
-        if batch.seen[b, i, at] < least:
-            best, least = k, batch.seen[b, i, at]
+        if batch.observation[b, i, at] < least:
+            best, least = k, batch.observation[b, i, at]
     one_by_one = apart and not form.released  # its heuristics place a bundle whole, and learn it in halves
     return best, _task(batch, b, form, window[best], wanted, one_by_one) if best >= 0 else WORKER
 
@@ -281,12 +281,12 @@ def _fits(batch: Batch, b: int, form: Form, i: int, what: int) -> bool:
     """Return whether an action finds room; by the paper's rules all that is allowed does."""
     if not form.released:
         return True
-    free, given, n, seen = batch.free[b].copy(), batch.given[b].copy(), batch.n[b].copy(), batch.seen[b].copy()
+    free, given, n, seen = batch.free[b].copy(), batch.placed[b].copy(), batch.n[b].copy(), batch.observation[b].copy()
     fits = take(batch, b, form, i, what)
     fill_rows(batch.free[b], free)
-    fill_with(batch.given[b].reshape(-1), given.reshape(-1))
+    fill_with(batch.placed[b].reshape(-1), given.reshape(-1))
     fill_rows(batch.n[b], n)
-    fill_rows(batch.seen[b], seen)
+    fill_rows(batch.observation[b], seen)
     return fits
 
 

@@ -159,7 +159,7 @@ class Trainer(Training):
         """Return the networks for schedulers; learning goes on in them until they are saved."""
         return MarlWeights(self.learner.params(), self.form, self.slot_s, source)
 
-    def _asked(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         asked = {"models": list(self.models), "cluster": self.cluster.name, "slot_s": self.slot_s, "seed": self.seed}
         switches = asdict(self.switches)
         del switches["n_epochs"]  # more epochs than it had are fine

@@ -16,7 +16,7 @@ from labkit.experiment import simulate
 from labkit.live.follow import FollowedRun
 from labkit.live.page import RunPage
 from labkit.plots.gantt import plot_gantt
-from labkit.plots.palette import HELD, NO_GPU
+from labkit.plots.palette import IN_USE, NO_GPU
 from labkit.plots.theme import as_svg
 from labkit.results import RunWriter, gantt
 
@@ -106,13 +106,13 @@ def test_a_job_without_a_gpu_is_painted_so_and_colours_end_at_the_most_held_as_i
         shown.goto(page.url)
         shown.locator("#gantt").get_by_text("holds tasks, no GPUs").wait_for()
         assert "holds 0 … 3 GPUs" in shown.locator("#gantt").inner_text(), "no job held more"
-        assert {NO_GPU, HELD[-1], HELD[1]} <= set(shown.locator("#gantt canvas").evaluate(COLOURS))
+        assert {NO_GPU, IN_USE[-1], IN_USE[1]} <= set(shown.locator("#gantt canvas").evaluate(COLOURS))
         shown.close()
     static = as_svg(plot_gantt(gantt(record.events, record.jobs, record.cluster), record.table).to_dict())
     bars = {
         "#" + "".join(f"{int(part):02x}" for part in rgb) for rgb in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", static)
     }
-    assert {HELD[-1], HELD[1]} <= bars
+    assert {IN_USE[-1], IN_USE[1]} <= bars
     assert NO_GPU in static
 
 

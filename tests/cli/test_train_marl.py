@@ -88,7 +88,7 @@ def test_a_training_on_a_dask_cluster_has_the_same_weights(whole, tmp_path, sche
 
 
 def trainer(*given: str, cluster: str = CLUSTER):
-    return marl_trainer([cluster], [TRACE], interference="mild", seed=1, options={}, given=given)
+    return marl_trainer([cluster], [TRACE], interference="mild", seed=1, options={}, switches=given)
 
 
 def test_weights_are_shared_by_pods_or_each_pod_has_its_own():

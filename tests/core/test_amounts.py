@@ -46,15 +46,15 @@ def test_the_book_after_random_changes_equals_a_recount_of_its_rows(rng: np.rand
     for _ in range(40):
         job = int(rng.integers(len(JOBS)))
         if rng.random() < 0.3:
-            release(book.held, book.tasks, book.spare, book.left, book.demand, job)
+            release(book.allocations, book.tasks, book.spare, book.left, book.demand, job)
         else:
-            _hold(book.held, book.tasks, book.spare, book.left, book.demand, job, int(rng.integers(2)),
+            _hold(book.allocations, book.tasks, book.spare, book.left, book.demand, job, int(rng.integers(2)),
                   int(rng.integers(CLUSTER.n_groups)), int(rng.integers(1, 4)), *drawn(rng))  # fmt: skip
         np.testing.assert_allclose(book.free, recounted(book), atol=1e-9)
     for job in range(len(JOBS)):
-        release(book.held, book.tasks, book.spare, book.left, book.demand, job)
+        release(book.allocations, book.tasks, book.spare, book.left, book.demand, job)
     np.testing.assert_allclose(book.free, CLUSTER.capacity, atol=1e-9)
-    assert not book.held["n_given"].any()
+    assert not book.allocations["n_sized"].any()
 
 
 @njit
@@ -86,7 +86,7 @@ def test_a_large_server_sits_beside_a_small_one_in_one_group() -> None:
     assert tasks.memory_gb.tolist() == [8, 4, 16]
     assert (CLUSTER.capacity - snapshot.free)[0].tolist() == [2, 2 * 4 + 12 + 4, 2 * 8 + 4 + 16]
     jobs: JobColumns = snapshot.jobs
-    assert jobs.held[0].tolist() == [2, 24, 36]
+    assert jobs.allocated[0].tolist() == [2, 24, 36]
     assert snapshot.free_without(np.array([0], np.int32)).tolist() == CLUSTER.capacity.tolist()
 
 

@@ -17,7 +17,7 @@ from labkit.core.life import Context
 from labkit.experiment import Experiment, Session, replay, simulate
 from labkit.placers import FirstFit
 from labkit.results import load
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.testing import random_scene
 
 JOBS = Jobs.of(arrival_s=[0, 0, 9], total_steps=60, true_steps=[5, 500, 5], duration_s=60, weight=[1, 2, 3])
@@ -35,7 +35,7 @@ class Peeking:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         self.seen.append(snapshot.table.true_steps)
-        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
 
 
 def test_a_run_refuses_a_scheduler_that_reads_the_truth() -> None:
@@ -131,4 +131,4 @@ def test_a_simulation_is_of_the_truth_all_the_same() -> None:
 
 class Quick:
     def schedule(self, snapshot: Snapshot) -> Placement:
-        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting))

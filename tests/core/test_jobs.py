@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import InputError, Jobs, TraceError
-from labkit.core.faults import MAX_FAULTS_TOLD
+from labkit.core.faults import MAX_LISTED
 from labkit.testing.strategies import clusters, jobs
 
 
@@ -105,7 +105,7 @@ def test_all_faults_are_told_at_once_up_to_twenty() -> None:
     with pytest.raises(TraceError) as caught:
         Jobs.of(arrival_s=-np.ones(50), total_steps=1, name="t.csv")
     assert str(caught.value).startswith("t.csv: 50 faults: job 0: arrival_s is -1.0")
-    assert str(caught.value).count("arrival_s") == MAX_FAULTS_TOLD
+    assert str(caught.value).count("arrival_s") == MAX_LISTED
     assert str(caught.value).endswith("; and 30 more.")
 
 

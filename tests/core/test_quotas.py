@@ -39,7 +39,7 @@ def session_of(jobs: Jobs) -> Session:
 def most_held(session: Session, quotas: Quotas) -> None:
     """Check after each batch of events that no user holds more than its quota."""
     jobs = session.ledger.jobs
-    held = session.ledger.book.held
+    held = session.ledger.book.allocations
     gpus = held["n_workers"] * jobs.worker_demand[:, GPUS] + held["n_ps"] * jobs.ps_demand[:, GPUS]
     by_user = np.bincount(jobs.user, gpus, len(jobs.users))
     assert (by_user <= quotas.limits(jobs) + 1e-6).all(), by_user
@@ -100,7 +100,7 @@ def test_what_exceeds_a_quota_is_taken_away_with_its_reason_growth_first() -> No
     while len(session.ledger.active()) < 2:
         session.look(1.0)
     session.step(Placement.of([0, 1], job=[0, 0, 0, 1], group=[0, 1, 2, 3], count=2))
-    assert session.ledger.book.held["n_workers"].tolist() == [3, 1]
+    assert session.ledger.book.allocations["n_workers"].tolist() == [3, 1]
     assert session.reasons == ["the quota of a is 4 GPUs"]
     assert np.count_nonzero(session.log.rows["kind"] == Kind.EXPLAINED) == 2
 
@@ -111,7 +111,7 @@ def test_a_job_that_is_hidden_does_not_start_even_if_a_scheduler_names_it() -> N
     while len(session.ledger.active()) < 2:
         session.look(1.0)
     session.step(Placement.of([0, 1], job=[0, 0, 1, 1], group=[0, 1, 2, 3], count=[2, 1, 2, 1]))
-    assert session.ledger.book.held["n_workers"].tolist() == [3, 0]
+    assert session.ledger.book.allocations["n_workers"].tolist() == [3, 0]
 
 
 def test_a_quota_is_in_the_notes_of_a_run_and_makes_its_user_wait() -> None:

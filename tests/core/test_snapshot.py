@@ -90,7 +90,7 @@ def test_every_declared_column_is_there() -> None:
     names -= {"n_workers", "n_ps"}
     for name in names:
         np.testing.assert_array_equal(getattr(snapshot.jobs, name), getattr(snapshot.table, name)[:2], err_msg=name)
-    assert snapshot.jobs.asked_workers.tolist() == snapshot.table.n_workers[:2].tolist()
+    assert snapshot.jobs.requested_workers.tolist() == snapshot.table.n_workers[:2].tolist()
 
 
 def test_what_has_happened_to_a_job_is_there() -> None:
@@ -105,14 +105,16 @@ def test_what_has_happened_to_a_job_is_there() -> None:
     np.testing.assert_array_equal(jobs.first_start_s, [0, np.nan, np.nan])
     assert jobs.epochs_left.tolist() == [2, 3, 3]
     assert jobs.dominant_share.tolist() == [1, 0, 0], "all four GPUs"
-    assert jobs.held[0].tolist() == [4, 4, 0]
+    assert jobs.allocated[0].tolist() == [4, 4, 0]
 
 
 @given(scene=scenes(pairs=True))
 def test_what_jobs_hold_adds_up_to_what_is_not_free(scene: DecisionScene) -> None:
     snapshot = scene.snapshot()
     np.testing.assert_allclose(
-        snapshot.jobs.held.sum(axis=0) + snapshot.free.sum(axis=0), snapshot.cluster.capacity.sum(axis=0), atol=1e-9
+        snapshot.jobs.allocated.sum(axis=0) + snapshot.free.sum(axis=0),
+        snapshot.cluster.capacity.sum(axis=0),
+        atol=1e-9,
     )
     running = snapshot.running()
     assert running.job.tolist() == snapshot.jobs.number[snapshot.jobs.running].tolist()
@@ -171,7 +173,7 @@ def test_without_some_jobs_so_much_is_free_as_when_they_are_stopped(
     ledger.fold(scene.rows)
     ledger.fold(rows)
     np.testing.assert_allclose(snapshot.free_without(some), ledger.book.free, atol=1e-9)
-    assert not np.isin(ledger.book.held["partner"], some).any()
+    assert not np.isin(ledger.book.allocations["partner"], some).any()
 
 
 def test_a_column_written_by_a_scheduler_harms_no_one() -> None:

@@ -57,7 +57,7 @@ def told(scene: DecisionScene, trial: Trial) -> Snapshot:
     placement = trial.placement()
     ledger = Ledger(scene.jobs, scene.cluster)
     ledger.fold(scene.rows)
-    had = placement.set_jobs[ledger.book.held["first"][placement.set_jobs] >= 0]
+    had = placement.set_jobs[ledger.book.allocations["first"][placement.set_jobs] >= 0]
     stopped, placed = events(len(had)), events(len(placement))
     stopped["time_s"], stopped["kind"], stopped["job"], stopped["value"] = scene.now_s, Kind.PREEMPTED, had, 0.0
     placed["time_s"], placed["kind"], placed["value"] = scene.now_s, Kind.PLACED, placement.count

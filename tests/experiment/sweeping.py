@@ -16,7 +16,7 @@ import pandas as pd
 from labkit.core import Placement, Snapshot
 from labkit.experiment import Grid
 from labkit.placers import Pack
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from tests.hang import HANG_S
 
 TRACE = "poisson(12, per_hour=60, median_s=600, mean_s=700)"
@@ -58,7 +58,7 @@ class Fair:
     """First come, first served: a scheduler of a user's own."""
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        return Pack().place(snapshot, asked(snapshot, snapshot.waiting))
+        return Pack().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
 
 
 @dataclass(frozen=True)

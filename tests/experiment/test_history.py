@@ -9,7 +9,7 @@ import pytest
 
 from labkit.core import InputError
 from labkit.core.events import NO_EVENTS
-from labkit.experiment.history import add, kept, read
+from labkit.experiment.history import add, attach_history, read
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.history import History, Likeness
 from labkit.schedulers.dlrover.plan import Plan
@@ -29,7 +29,7 @@ def test_a_scheduler_that_remembers_gets_the_file_and_what_it_learns_is_added_on
     path = tmp_path / "plans.jsonl"
     add(path, WIDE, FAST)
     brain = SimpleNamespace(past=History(), history=History())
-    look = kept(path, brain)
+    look = attach_history(path, brain)
     assert look is not None
     assert brain.past.start(WIDE) is not None
     brain.history = brain.past.noted({WIDE: Plan(4, 0.1, 1, 0.2)})
@@ -39,8 +39,8 @@ def test_a_scheduler_that_remembers_gets_the_file_and_what_it_learns_is_added_on
 
 
 def test_the_brain_remembers_and_fifo_does_not(tmp_path: Path) -> None:
-    assert kept(tmp_path / "plans.jsonl", make("dlrover")) is not None
-    assert kept(tmp_path / "plans.jsonl", make("fifo")) is None
+    assert attach_history(tmp_path / "plans.jsonl", make("dlrover")) is not None
+    assert attach_history(tmp_path / "plans.jsonl", make("fifo")) is None
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_rounds_go_on_with_the_jobs_that_ran_in_a_reservation_when_it_is_over(sc
     session = Experiment.of(jobs, cluster="no_network(2)", reservations=team).session(policy)
     session.run(policy, until_s=100.5)
     column = policy._run.column  # type: ignore[attr-defined]
-    holds = session.ledger.book.held["n_workers"] > 0
+    holds = session.ledger.book.allocations["n_workers"] > 0
     assert holds.tolist() == [True, True, False, False, False]
     assert ((column >= 0) == holds).all()
     rows = session.run(policy, until_s=359)
@@ -283,7 +283,7 @@ def test_what_is_placed_on_reserved_hosts_by_hand_gets_nothing_and_is_told_why()
     backend = Simulator(jobs, cluster, speed=Recorded(jobs, cluster))
     session = Session(backend, cadence=every_slot(0.5), reservations=team)
     session.step(Placement.of([0, 1], job=[0, 1], group=[2, 3], count=2))
-    assert session.ledger.book.held["n_workers"].tolist() == [0, 2]
+    assert session.ledger.book.allocations["n_workers"].tolist() == [0, 2]
     assert session.reasons == ["a reservation holds hosts that it was to have"]
 
 

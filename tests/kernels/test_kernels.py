@@ -78,7 +78,7 @@ def other(x):
 
 with watching.watched() as seen:
     print(most(1), other(1), end=" ")
-print(seen.n_begun)
+print(seen.n_compiled)
 """
 
 
@@ -151,10 +151,10 @@ def test_what_everybody_could_write_to_is_not_loaded(run, tmp_path):
 
 def test_kernels_lie_beside_the_package_where_other_users_and_homes_find_them(monkeypatch, tmp_path):
     monkeypatch.delenv(store.NAMED, raising=False)
-    monkeypatch.setattr(store, "BESIDE", tmp_path / "package" / "__kernels__")
+    monkeypatch.setattr(store, "PACKAGE_FOLDER", tmp_path / "package" / "__kernels__")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert store.folders(create=True)[0] == tmp_path / "package" / "__kernels__"
-    monkeypatch.setattr(store, "BESIDE", Path("/proc/__kernels__"))  # where nobody can make a folder
+    monkeypatch.setattr(store, "PACKAGE_FOLDER", Path("/proc/__kernels__"))  # where nobody can make a folder
     assert store.folders(create=True) == [tmp_path / "home" / "labkit" / "kernels"]
 
 
@@ -197,7 +197,7 @@ def test_what_is_run_to_compile_all_kernels_runs(part):
 
 
 def test_a_terminal_is_told_once_that_kernels_are_compiled(capsys, monkeypatch):
-    monkeypatch.setattr(watching, "_told", [])
+    monkeypatch.setattr(watching, "_announced", [])
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with watching.watched() as seen:
         for _ in range(2):

@@ -82,7 +82,7 @@ def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_ar
     for slot in first:  # all branches of a slot see the same
         n = int(rec.n_jobs[np.searchsorted(rec.first[:n_slots], slot[0])])
         for k in slot[1:]:
-            np.testing.assert_array_equal(rec.seen[k : k + n], rec.seen[slot[0] : slot[0] + n])
+            np.testing.assert_array_equal(rec.features[k : k + n], rec.features[slot[0] : slot[0] + n])
     parts = _Parts(rec, 3)
     assert sum(0 if (part := parts.part(m)) is None else len(part.action) for m in range(3)) == n_actions
 
@@ -94,7 +94,11 @@ def test_chances_in_compiled_code_are_those_of_the_network():
     part = _Parts(made._record, 1).part(0)
     assert part is not None
     scores = torch.cat(
-        [made.policy(part.seen, part.job, part.held)[part.row].flatten(1), made.policy.stop.expand(len(part.row), 1)], 1
+        [
+            made.policy(part.features, part.job, part.tasks)[part.row].flatten(1),
+            made.policy.stop.expand(len(part.row), 1),
+        ],
+        1,
     )
     logs = torch.log_softmax(scores.masked_fill(~part.mask, -1e9), 1).gather(1, part.action[:, None])[:, 0]
     np.testing.assert_allclose(logs.detach().numpy(), part.log_chance.numpy(), atol=1e-4)
@@ -108,7 +112,7 @@ def test_gradients_of_lessons_and_of_rounds_are_those_of_small_differences(clip:
     part = _Parts(made._record, 40).part(3)
     assert part is not None
     part = replace(
-        part, seen=part.seen.double(), held=part.held.double(), log_chance=part.log_chance.double(),
+        part, features=part.features.double(), tasks=part.tasks.double(), log_chance=part.log_chance.double(),
         better=part.better.double(),
     )  # fmt: skip
     torch.manual_seed(0)

@@ -126,7 +126,7 @@ def test_quotas_hold_in_an_environment_too() -> None:
     gpus = np.stack([plain.jobs.worker_demand[:, GPUS], plain.jobs.ps_demand[:, GPUS]])
     while not over:
         _, _, done, stalled, info = env.step(_action(rng, info["action_mask"], 0.1))
-        held = env.session.ledger.book.held
+        held = env.session.ledger.book.allocations
         assert (held["n_workers"] * gpus[0] + held["n_ps"] * gpus[1]).sum() <= most + 1e-6
         over = done or stalled
 

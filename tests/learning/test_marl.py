@@ -119,7 +119,7 @@ def test_torch_and_compiled_code_see_the_same_worth():
     play(scene, world, learned(net.seen, net.out), net, how, desk, rec, np.random.default_rng(0))
     part = _parts(rec, scene.home, 1, taught=False)
     last = len(part.action) - 1
-    worth = made.policy(part.seen, part.cost, part.agent)[last].detach().numpy()
+    worth = made.policy(part.features, part.cost, part.agent)[last].detach().numpy()
     n_top = int(rec.n_top[rec.n[0] - 1])
     assert worth[:n_top] == pytest.approx(desk.logit[:n_top], rel=1e-4, abs=1e-4)
     if np.isfinite(desk.logit[n_top]):

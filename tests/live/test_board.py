@@ -83,7 +83,7 @@ def test_counts_and_mean_jct_are_those_of_the_summary(record):
     assert board.n_done == record.summary["n_jobs"]
     assert board.n_decisions == record.summary["n_decisions"]
     assert board.mean_jct_s == pytest.approx(record.summary["mean_jct_s"])
-    assert (board.n_running, board.n_waiting, board.gpus_held) == (0, 0, pytest.approx(0.0))
+    assert (board.n_running, board.n_waiting, board.gpus_in_use) == (0, 0, pytest.approx(0.0))
 
 
 def test_free_and_held_add_up_to_the_ledger_at_every_decision():

@@ -48,7 +48,7 @@ def test_areas_under_the_signals_are_what_littles_law_and_the_table_of_jobs_say(
     assert in_system == pytest.approx(float(record.table["jct_s"].sum()), rel=0.02)
     steps = area(signals, Signal.THROUGHPUT, until_s=end_s)
     assert steps == pytest.approx(float(record.jobs.true_steps.sum()), rel=0.02)
-    gpu_s = area(signals, Signal.GPUS_HELD, until_s=end_s)
+    gpu_s = area(signals, Signal.GPUS_IN_USE, until_s=end_s)
     assert gpu_s == pytest.approx(record.summary["utilisation"] * record.cluster.n_gpus * end_s, rel=0.02)
 
 

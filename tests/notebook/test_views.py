@@ -84,7 +84,7 @@ def test_the_heat_map_tells_whose_gpus_are_held(experiment):
     live.board.fold(half[: len(half) // 2])
     told = view.feed.now()["groups"]
     held = {group: gpus for group, gpus, _ in told}
-    assert sum(held.values()) == live.board.gpus_held > 0
+    assert sum(held.values()) == live.board.gpus_in_use > 0
     assert all(says.startswith("job ") for _, gpus, says in told if gpus)
 
 

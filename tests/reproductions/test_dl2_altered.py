@@ -96,8 +96,8 @@ def empty_of(shares):
     envs = SlotEnvs(experiment(), n_envs=1, n_jobs=8, slot_s=300.0)
     envs.reset(seed=0)
     batch = envs.batch
-    batch.episode["n_seen"][0] = len(shares)
-    batch.seen[0, : len(shares), -N_SHARES] = shares
+    batch.episode["n_observed"][0] = len(shares)
+    batch.observation[0, : len(shares), -N_SHARES] = shares
     return batch
 
 

@@ -117,7 +117,7 @@ def test_a_job_that_has_all_it_can_use_makes_room_in_the_window():
     made = experiment(5)
     batch, rules = episodes(made).batch, form(released=True, n_jobs=1)
     window, allowed = np.empty(1, np.int32), np.empty(3, np.bool_)
-    assert batch.episode["n_seen"][0] >= 2, "the trace begins with two jobs"
+    assert batch.episode["n_observed"][0] >= 2, "the trace begins with two jobs"
     assert look(batch, 0, rules, 0, window) == 1
     assert window[0] == 0
     batch.n[0, batch.active[0, 0]] = batch.most[0, batch.active[0, 0]]
@@ -171,7 +171,7 @@ def test_only_what_finds_room_is_done_and_jobs_beyond_j_come_in_batches(seed, n_
     for _ in range(3):
         open_slot(batch, 0, rules)
         if first_bundle:
-            for i in range(int(batch.episode["n_seen"][0])):
+            for i in range(int(batch.episode["n_observed"][0])):
                 if info["action_mask"][3 * i + BOTH]:
                     *_, info = env.step(3 * i + BOTH)
         kept.n[0], start = 0, 0

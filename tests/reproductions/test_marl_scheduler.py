@@ -198,7 +198,7 @@ def test_a_mask_never_lets_a_task_through_that_finds_no_room_and_jobs_are_forwar
             forwarded[task.job] = action - n_places
         slot.take(action)  # the trial refuses what does not fit
     session.step(slot.placement())  # and so does the backend
-    gangs = session.snapshot().held_by_all
+    gangs = session.snapshot().allocations
     assert np.isin(gangs["n_workers"], [0, *np.unique(session.backend.jobs.n_workers)]).all()
     whole = (gangs["n_workers"] == session.backend.jobs.n_workers) & (gangs["n_ps"] == session.backend.jobs.n_ps)
     assert (whole | ((gangs["n_workers"] == 0) & (gangs["n_ps"] == 0))).all()

@@ -15,7 +15,7 @@ from labkit.placers import FirstFit
 from labkit.plots.report import write_report
 from labkit.results import notes
 from labkit.schedulers import available, make
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.simulator import Overheads
 from labkit.speed.cpu import CpuModel
 from labkit.speed.step_time import StepTime
@@ -43,7 +43,7 @@ class Mine:
     """A scheduler that does not say what it knows."""
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
 
 
 def test_nothing_is_said_of_a_scheduler_that_does_not_say_what_it_knows() -> None:
@@ -61,7 +61,7 @@ class Generous:
     """A scheduler that gives every task 3 cores."""
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        placed = FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        placed = FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
         return replace(placed, cpus=np.full(len(placed), 3, np.float32))
 
 

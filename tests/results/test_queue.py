@@ -20,8 +20,8 @@ from labkit.results.queue import (
     QueueState,
     RunQueue,
     find_queue,
-    known_queues,
     ordered,
+    queue_names,
     queue_of,
     status_of_queue,
 )
@@ -105,7 +105,7 @@ def test_a_queue_is_found_by_its_path_and_by_its_name_and_a_near_one_is_named(tm
     folder.mkdir()
     queue("planned").write(folder)
     assert find_queue(folder, runs="elsewhere") == queue_of("night", runs=tmp_path) == folder
-    assert known_queues(tmp_path) == ["night"]
+    assert queue_names(tmp_path) == ["night"]
     with pytest.raises(InputError, match="Did you mean 'night'"):
         queue_of("nigth", runs=tmp_path)
 

@@ -19,7 +19,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Reason
-from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
+from labkit.results import RunInfo, RunState, RunWriter, files, free_id, load, run_ids
 from labkit.results.files import read_cluster, write_cluster, writer_of
 from labkit.results.store import RunTail, find, refuse_taken
 from labkit.topology import no_network
@@ -205,7 +205,7 @@ def test_runs_that_begin_at_once_take_ids_of_their_own(tmp_path):
     ids = sorted(told_by(each) for each in processes)
     for each in processes:
         each.communicate()
-    assert ids == ["same", "same-2", "same-3", "same-4"] == known_runs(tmp_path)
+    assert ids == ["same", "same-2", "same-3", "same-4"] == run_ids(tmp_path)
 
 
 def test_a_day_of_seconds_is_a_hundred_files_and_can_be_read_and_followed_at_any_time(tmp_path):
@@ -357,7 +357,7 @@ def test_a_run_is_never_written_over_another(tmp_path):
         begin(tmp_path)
     assert free_id(tmp_path, "r1") == "r1-2"
     assert free_id(tmp_path, "r2") == "r2"
-    assert known_runs(tmp_path) == ["r1"]
+    assert run_ids(tmp_path) == ["r1"]
 
 
 @pytest.mark.parametrize("run", ["../x", "", ".hidden", "a b", "a/b"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from labkit.core import Gangs, Placement, Snapshot
 from labkit.placers import Even, FirstFit, LeastAllocated, MachineFirst, Pack, Spread, WholeGang
 from labkit.schedulers import available, make
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.testing import ConformanceError, DecisionScene, check_answer, check_placer, check_scheduler
 from labkit.testing.strategies import scenes
 
@@ -47,7 +47,7 @@ def test_every_placer_passes_the_suite(placer: object, seed: int) -> None:
 
 class Honest:
     def schedule(self, snapshot: Snapshot) -> Placement:
-        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
 
 
 class Lazy:
@@ -58,7 +58,7 @@ class Lazy:
 class Peeking:
     def schedule(self, snapshot: Snapshot) -> Placement:
         shortest_first = np.argsort(snapshot.table.true_steps[snapshot.waiting], kind="stable")
-        return FirstFit().place(snapshot, asked(snapshot, snapshot.waiting[shortest_first][:1]))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, snapshot.waiting[shortest_first][:1]))
 
 
 class Clairvoyant(Honest):
@@ -67,7 +67,7 @@ class Clairvoyant(Honest):
     def schedule(self, snapshot: Snapshot) -> Placement:
         waiting, steps = snapshot.waiting, snapshot.table.total_steps
         longest = steps[waiting].max(initial=0.0) >= steps.max()
-        return FirstFit().place(snapshot, asked(snapshot, waiting[:1] if longest else waiting))
+        return FirstFit().place(snapshot, requested_gangs(snapshot, waiting[:1] if longest else waiting))
 
 
 class Cutting:

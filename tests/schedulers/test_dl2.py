@@ -16,7 +16,7 @@ from labkit.core import InputError, Jobs, Snapshot
 from labkit.core.draft import PS, WORKER
 from labkit.experiment import Experiment, Session, every_slot
 from labkit.experiment.caveats import Caveat
-from labkit.learning.dl2 import Policy, held_of, mean_jct
+from labkit.learning.dl2 import Policy, mean_jct, task_features
 from labkit.schedulers import make
 from labkit.schedulers.dl2 import DL2, Weights, load, network, shipped
 from labkit.schedulers.dl2.drafts import draft_of
@@ -59,10 +59,10 @@ def test_the_compiled_network_is_the_one_that_learned(seed: int, n_ps: int, n_wo
     net = Policy(len(DL2_MODELS), 16)
     with torch.no_grad():
         net.worth.weight.normal_()
-    seen = torch.rand(1, network.n_seen(len(DL2_MODELS)))
+    seen = torch.rand(1, network.n_inputs(len(DL2_MODELS)))
     seen[0, : len(DL2_MODELS)] = 0
     seen[0, model] = 1
-    held = torch.from_numpy(held_of(np.array([n_ps]), np.array([n_workers])))
+    held = torch.from_numpy(task_features(np.array([n_ps]), np.array([n_workers])))
     expected = net(seen, torch.zeros(1, dtype=torch.int64), held).detach().numpy()[0]
     made = net.net()
     desk = network.desk_of(made, seen.numpy(), np.array([model], np.int32))
@@ -212,7 +212,7 @@ def given_by(policy: Weights, snapshot: Snapshot) -> np.ndarray:
     """Return how many workers and servers each job that is there gets in each device group, (J, 2, G)."""
     batch = draft_of(snapshot, policy.models)
     assert decide(batch, 0, SLOT_S, policy.net, BEST, NOTHING, np.random.default_rng(0))
-    return batch.given[0]
+    return batch.placed[0]
 
 
 @pytest.mark.parametrize("chosen", ["'dl2'", "'dl2-fitted'", "('dl2', 'dl2-fitted')"])

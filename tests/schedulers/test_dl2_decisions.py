@@ -64,7 +64,7 @@ def state(seed: int) -> Batch:
 
 def decided(batch: Batch, net: Net, how: How, rng: np.random.Generator | None = None) -> tuple[DecisionRecord, bool]:
     """Return what is decided about a slot that has begun, and whether the network was sound."""
-    n = int(batch.episode["n_seen"][0])
+    n = int(batch.episode["n_observed"][0])
     kept = record(1, n_jobs=n, n_features=len(net.seen), actions_per_slot=int(batch.most[0].sum()) + 2 * n + 1)
     return kept, decide(batch, 0, SLOT_S, net, how, kept, rng or np.random.default_rng(0))
 
@@ -93,12 +93,12 @@ def allowed(batch: Batch) -> np.ndarray:
 def replay(seed: int, net: Net, kept: DecisionRecord, check: Any) -> Batch:
     """Decide again what was decided, task by task; `check` gets each decision with all worths and what is allowed."""
     batch = state(seed)
-    n = int(batch.episode["n_seen"][0])
+    n = int(batch.episode["n_observed"][0])
     for i in range(n):
         if batch.mask[0, 3 * i + BOTH]:
             give(batch, 0, i, BOTH)
     for t in range(int(kept.n[2])):
-        may, worth = allowed(batch), worths(net, kept.seen[:n], batch.job[0]["model"], batch.n[0])
+        may, worth = allowed(batch), worths(net, kept.features[:n], batch.job[0]["model"], batch.n[0])
         np.testing.assert_array_equal(kept.mask[t], may)
         check(t, int(kept.action[t]), np.where(may, worth, -np.inf))
         if kept.action[t] < 3 * n:
@@ -121,10 +121,10 @@ def test_each_action_is_the_best_of_those_that_are_allowed(seed: int, trained: b
 
     again = replay(seed, net, kept, check)
     assert sound
-    np.testing.assert_array_equal(again.given, batch.given)
+    np.testing.assert_array_equal(again.placed, batch.placed)
     alone = state(seed)
     decide(alone, 0, SLOT_S, net, BEST, record(0, n_jobs=1, n_features=1), np.random.default_rng(0))
-    np.testing.assert_array_equal(alone.given, batch.given, err_msg="what is not recorded is decided all the same")
+    np.testing.assert_array_equal(alone.placed, batch.placed, err_msg="what is not recorded is decided all the same")
 
 
 @given(seed=st.integers(0, 100_000), scale=st.sampled_from([0.1, 1.0, 300.0]), stop=st.sampled_from([0.0, -1e6, 1e6]))
@@ -146,7 +146,7 @@ def test_logarithms_of_chances_are_those_of_a_softmax_however_far_worths_are_apa
 def test_actions_are_drawn_by_their_chances() -> None:
     """Pearson's test, for the first decision of a slot."""
     net, rng, seed, n_draws = untrained(3, 0.3), np.random.default_rng(0), 5, 4000
-    counts: np.ndarray = np.zeros(3 * int(state(seed).episode["n_seen"][0]) + 1)
+    counts: np.ndarray = np.zeros(3 * int(state(seed).episode["n_observed"][0]) + 1)
     batch = state(seed)
     for _ in range(n_draws):
         begin_slot(batch, 0)
@@ -177,7 +177,7 @@ def test_what_is_not_finite_anywhere_in_the_network_is_told(part: str, value: fl
 @pytest.mark.parametrize(("room", "told"), [({"actions_per_slot": 1}, "full"), ({"n_jobs": 1}, "full")])
 def test_a_record_that_is_full_is_told_before_memory_beyond_it_is_written(room: dict[str, int], told: str) -> None:
     net, batch = load("dl2").net, state(5)
-    n = int(batch.episode["n_seen"][0])
+    n = int(batch.episode["n_observed"][0])
     assert n > 1
     small = record(1, **{"n_jobs": n, "n_features": len(net.seen), **room})
     with pytest.raises(IndexError, match=told):

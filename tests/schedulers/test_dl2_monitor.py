@@ -179,7 +179,7 @@ def test_a_starving_job_gets_tasks_from_the_fallback_in_a_run(tmp_path, monkeypa
     from labkit.schedulers.dl2 import scheduler as module
 
     def selfish(batch, b, *_: object) -> bool:
-        batch.n[b, 0], batch.given[b, 0, :, 0] = 1, 1
+        batch.n[b, 0], batch.placed[b, 0, :, 0] = 1, 1
         return True
 
     monkeypatch.setattr(module, "decide", selfish)
@@ -231,7 +231,7 @@ def test_jobs_that_keep_their_number_of_tasks_stay_where_they_are_and_each_has_w
                                                        snapshot.jobs.n_ps, strict=True)}  # fmt: skip
         happened = session.step(scheduler.schedule(snapshot))
         moved = np.unique(happened["job"][happened["kind"] == Kind.RESCALED])
-        held = session.ledger.book.held
+        held = session.ledger.book.allocations
         same = [int(job) for job in moved if before.get(int(job)) == (held["n_workers"][job], held["n_ps"][job])]
         n_moved += len(moved)
         n_as_before += len(same)

@@ -17,13 +17,13 @@ from labkit.core.snapshot import Snapshot
 from labkit.experiment import Experiment
 from labkit.experiment.caveats import Caveat
 from labkit.schedulers import make
-from labkit.schedulers.marl.candidates import SLACK, GangRequest, candidates, found_of
+from labkit.schedulers.marl.candidates import SLACK, GangRequest, candidate_buffer, candidates
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net, Scene, best_of, desk_of, gang_of, plain, weigh
 from labkit.schedulers.marl.scenes import declared_speed, scene_of
 from labkit.schedulers.marl.weights import FILES, TrainedFor, Weights, load, shipped
 from labkit.simulator import Faults
 from labkit.speed.interference.levels import level
-from labkit.speed.what_if import N_SEEN, learned, put, renew
+from labkit.speed.what_if import learned, put, renew
 from labkit.topology import build
 from labkit.workloads import catalogue
 from labkit.workloads.catalogue import DL2_MODELS
@@ -84,15 +84,15 @@ def test_every_placement_that_is_weighed_finds_room_in_one_pod_and_is_another(se
         desk, _ = weighed(made, net_of(seed), job)
         gang = gang_of(made, job)
         n, seen = gang.n_workers + gang.n_ps, set()
-        for c in range(desk.found.n[0]):
-            groups, taken = desk.found.group[c, :n], np.zeros_like(made.room.free)
+        for c in range(desk.placements.n[0]):
+            groups, taken = desk.placements.group[c, :n], np.zeros_like(made.room.free)
             for t, g in enumerate(groups):
                 taken[g] += gang.worker if t < gang.n_workers else gang.ps
             assert (taken <= made.room.free + SLACK).all()
-            assert set(CLUSTER.partition[CLUSTER.group_machine[groups]]) == {desk.found.pod[c]}
+            assert set(CLUSTER.partition[CLUSTER.group_machine[groups]]) == {desk.placements.pod[c]}
             workers, servers = groups[: gang.n_workers], groups[gang.n_workers :]
             seen.add((tuple(sorted(workers)), tuple(sorted(servers))))
-        assert len(seen) >= 0.5 * desk.found.n[0]
+        assert len(seen) >= 0.5 * desk.placements.n[0]
 
 
 @given(seed=st.integers(0, 1000))
@@ -113,7 +113,7 @@ def test_a_gang_that_no_even_split_holds_is_placed_all_the_same():
     for g, gpus in ((0, 2.0), (2, 1.0), (4, 1.0)):
         made.room.free[g] = [gpus, 16.0, 100.0]
     gang = GangRequest(np.array([1.0, 2.0, 0.0]), np.array([0.0, 2.0, 0.0]), 4, 1, np.ones(1, np.bool_))
-    found = found_of(8)
+    found = candidate_buffer(8)
     order = np.array([[0, 1, 2]], np.int64)
     candidates(made.room, gang, 0, np.zeros(12, np.bool_), order, 24, found)
     assert found.n[0] == 1
@@ -169,7 +169,7 @@ MARL = {"policy": "marl", "version": FILES.version}
     [
         ({"policy": "dl2", "version": FILES.version}, {}, "policy 'dl2', version '2'; expected 'marl', '2'"),
         ({"policy": "marl", "version": "0"}, {}, "version '0'; expected 'marl', '2'"),
-        (MARL, {"out": np.zeros(3)}, f"seen is of shape ({N_SEEN}, 16); expected ({N_SEEN}, 3)"),
+        (MARL, {"out": np.zeros(3)}, "seen is of shape (6, 16); expected (6, 3)"),
         (MARL, {"first": np.zeros((1, 3, 16))}, f"expected (1, {len(FEATURES)}, 16)"),
         (MARL, {"wait": np.full((1, len(WAITING)), np.nan)}, "wait holds a number that is not finite"),
         (MARL, {"sharp": np.zeros(0)}, "it holds bias, first, last, out, seen, wait; expected"),

@@ -86,7 +86,7 @@ def test_rigid_jobs_get_the_gang_they_asked_for_or_nothing():
     jobs = catalogue_jobs(np.zeros(30), rng=rng, gangs=(4,), max_tasks=4)
     session = Experiment.of(jobs, cluster="demo", speed="step-time").session(make("optimus"))
     session.step(make("optimus").schedule(session.snapshot()))
-    held = session.ledger.book.held
+    held = session.ledger.book.allocations
     assert set(held["n_workers"]) <= {0, 4}
     assert (held["n_workers"] > 0).any()
 
@@ -224,8 +224,8 @@ def test_a_move_is_bounded_by_max_move_up_and_down(held, least, most):
 
 
 def test_all_hold_their_gangs_only_if_servers_are_as_requested_too():
-    jobs = np.rec.fromrecords([(2, 2, 1, 2)], names="n_workers,asked_workers,n_ps,asked_ps")
-    assert not optimus._all_have_theirs(SimpleNamespace(n_running=1, jobs=jobs))
+    jobs = np.rec.fromrecords([(2, 2, 1, 2)], names="n_workers,requested_workers,n_ps,requested_ps")
+    assert not optimus._every_job_has_its_gang(SimpleNamespace(n_running=1, jobs=jobs))
 
 
 def move(speed, w, p, *, look_ahead, worker=(1.0, 1.0), ps=(0.0, 1.0), left=(99.0, 99.0)):

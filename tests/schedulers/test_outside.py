@@ -21,7 +21,7 @@ MINE = """
 import numpy as np
 from dataclasses import dataclass
 from labkit.placers import FirstFit, Pack
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.speed.recorded import Recorded
 
 @dataclass
@@ -32,14 +32,14 @@ class SmallestFirst:
     def schedule(self, snapshot):
         waiting = snapshot.waiting[: self.most]
         order = np.argsort(snapshot.table.gpus[waiting], kind="stable")
-        return self.placer.place(snapshot, asked(snapshot, waiting[order]))
+        return self.placer.place(snapshot, requested_gangs(snapshot, waiting[order]))
 
 class Plain:
     def __init__(self, k=3):
         self.k = k
 
     def schedule(self, snapshot):
-        return Pack().place(snapshot, asked(snapshot, snapshot.waiting))
+        return Pack().place(snapshot, requested_gangs(snapshot, snapshot.waiting))
 
 def made(k=1):
     return Plain(k)

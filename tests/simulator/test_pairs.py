@@ -298,7 +298,9 @@ def test_simulated_equals_paced_equals_replayed_with_pairs(
         snapshot = run.snapshot()
         seen.append(snapshot.freeze())
         np.testing.assert_array_equal(simulated(run)._truth.book.free, run.ledger.book.free)
-        np.testing.assert_array_equal(simulated(run)._truth.book.held["partner"], run.ledger.book.held["partner"])
+        np.testing.assert_array_equal(
+            simulated(run)._truth.book.allocations["partner"], run.ledger.book.allocations["partner"]
+        )
         there = snapshot.up[scene.cluster.group_machine]
         held = np.where(there, scene.cluster.capacity[:, GPUS] - snapshot.free[:, GPUS], 0)
         np.testing.assert_allclose(

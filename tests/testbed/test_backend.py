@@ -83,7 +83,7 @@ def test_a_trace_runs_to_its_end_and_is_a_record_like_that_of_a_simulation(bed: 
     record = deploy(
         jobs_of(3, every_s=0.5), inventory=bed, scheduler="fifo", runs=runs, training=TINY,
         observers=[lambda batch: seen.append(len(batch))], run="w1",
-        begun=lambda folder: begun.append((folder.name, (folder / "run.json").exists() and not seen)),
+        on_start=lambda folder: begun.append((folder.name, (folder / "run.json").exists() and not seen)),
     )  # fmt: skip
     assert begun == [("w1", True)]
     assert (record.info.run, record.info.scheduler) == ("w1", "fifo")
@@ -140,9 +140,9 @@ def test_a_scaling_that_comes_to_nothing_is_taken_back_at_once(backend: SshBacke
     session._note(backend.apply(on(0)))
     until(session, Kind.STARTED)
     session._note(backend.apply(on(0, servers=9)))  # there are eight shards
-    assert session.ledger.book.held["n_ps"][0] == 9
+    assert session.ledger.book.allocations["n_ps"][0] == 9
     until(session, Kind.PLACED, n=6)
-    assert session.ledger.book.held["n_ps"][0] == 1
+    assert session.ledger.book.allocations["n_ps"][0] == 1
     assert not ran(backend.apply(on(0)), Kind.PLACED), "it is there"
     until(session, Kind.PROGRESSED, n=len(ran(session.log.rows, Kind.PROGRESSED)) + 2)
     assert "9 servers for 8" in backend.notes[0]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from labkit.cli.data import traces_list
-from labkit.core.device_names import gpus_asked, is_known, part_of, slice_of
+from labkit.core.device_names import is_known, part_of, requested_gpus, slice_of
 from labkit.core.errors import TraceError
 from labkit.workloads.readers import FORMATS, ledgered, sniff
 from labkit.workloads.readers.published import TABLES
@@ -335,7 +335,7 @@ def test_claims_of_devices_are_gpus_where_the_list_has_them(tmp_path):
     ],
 )
 def test_resources_that_are_parts_of_gpus_count_as_parts(amounts, gpus):
-    assert gpus_asked(amounts) == pytest.approx(gpus)
+    assert requested_gpus(amounts) == pytest.approx(gpus)
 
 
 def test_slices_have_sevenths_or_fourths_and_other_devices_are_no_gpus():

@@ -40,7 +40,7 @@ class NothingLeftError(InputError):
 _BEFORE = re.compile(r"(\d+)-events\.jsonl")
 
 
-def kept_cut(folder: Path, cut: Layout) -> Layout:
+def stored_layout(folder: Path, cut: Layout) -> Layout:
     """Return the cut into blocks of the checkpoints of a folder if they are of this model; else `cut`.
 
     `folder`: of a job; it need not exist. `cut`: of a new job with the model.

@@ -81,9 +81,9 @@ class ControllerClient:
             raw = encode(request)
         except MessageError as error:
             raise InputError(str(error)) from None
-        return decode(answer, self._asked(request.WORD, raw))
+        return decode(answer, self._send(request.WORD, raw))
 
-    def _asked(self, word: str, request: bytes) -> bytes:
+    def _send(self, word: str, request: bytes) -> bytes:
         waking, why = Waking(), BUSY
         while not self._ended.is_set():
             try:

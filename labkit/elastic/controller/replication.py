@@ -79,7 +79,7 @@ class Replication:
         if self._job.owner.get(block) == member.name:  # it was promoted, and has not heard of it yet
             self._job.claimed.add(block)
             self._out.tell(member.name, Promote([BlockMoves(block, self._job.moves[block])]))
-        elif one not in self._known(block):
+        elif one not in self._all_replicas(block):
             self._out.tell(member.name, DropReplicas([BlockTurn(block, report.turn)]))
         else:
             self._replace(block, one)
@@ -88,7 +88,7 @@ class Replication:
 
     def _replace(self, block: int, one: Replica) -> None:
         """Make a replica the block's only complete one, and release those of earlier orders."""
-        before = {known for known in self._known(block) if known[1] < one[1]}
+        before = {known for known in self._all_replicas(block) if known[1] < one[1]}
         self._remove(block, {one, *before})
         self.replicas[block] = one
         if before:
@@ -97,7 +97,7 @@ class Replication:
             if name in self._job.members:
                 self._out.tell(name, DropReplicas([BlockTurn(block, turn)]))
 
-    def _known(self, block: int) -> list[Replica]:
+    def _all_replicas(self, block: int) -> list[Replica]:
         known = [replicas[block] for replicas in (self.replicas, self.pending) if block in replicas]
         return known + sorted(self._superseded.get(block, ()))
 
@@ -115,13 +115,13 @@ class Replication:
         """Remove replicas on servers that are gone, i.e. not among `alive`: by default the members that stay."""
         alive = [m.name for m in self._job.of("server")] if alive is None else alive
         for block in self._job.owner:
-            self._remove(block, [known for known in self._known(block) if known[0] not in alive])
+            self._remove(block, [known for known in self._all_replicas(block) if known[0] not in alive])
         self._takeovers = {pair: blocks for pair, blocks in self._takeovers.items() if pair[1] in alive}
         self.tell_workers()
 
     def owned_by(self, block: int, name: str) -> None:
         """Remove replicas of a block on the server that owns it now: an owner keeps no replica of its own block."""
-        own = [known for known in self._known(block) if known[0] == name]
+        own = [known for known in self._all_replicas(block) if known[0] == name]
         self._remove(block, own)
         if own:
             self.tell_workers(blocks=[block])
@@ -136,7 +136,7 @@ class Replication:
         if not self._job.terms.standby:
             return []
         chosen = self._job.owner if blocks is None else blocks
-        return [ReplicasOfBlock(block, self.turns.get(block, 0), self._known(block)) for block in chosen]
+        return [ReplicasOfBlock(block, self.turns.get(block, 0), self._all_replicas(block)) for block in chosen]
 
     def tell_workers(self, *, blocks: Collection[int] | None = None, to: str = "") -> None:
         """Send the replicas of blocks to one worker, or to all."""
@@ -162,7 +162,7 @@ class Replication:
             self._takeovers[dead, heir] = len(blocks), set(blocks)
         for block, heir in heirs.items():
             job.owner[block], job.moves[block] = heir, job.moves.get(block, 0) + JUMP
-            self._remove(block, self._known(block))
+            self._remove(block, self._all_replicas(block))
         for heir in sorted(set(heirs.values())):
             mine = [BlockMoves(b, job.moves[b]) for b, name in heirs.items() if name == heir]
             self._out.tell(heir, Promote(mine))

@@ -336,7 +336,7 @@ class ReportHandlers:
     def _handle_training(self, member: Member, report: reports.WorkerReport) -> None:  # noqa: C901 - a case for each report
         match report:
             case reports.TrainingBegun():
-                self._on_begun(member, report)
+                self._on_training_started(member, report)
             case reports.FellBehind():
                 self._on_behind(member)
             case reports.StepDone():
@@ -414,7 +414,7 @@ class ReportHandlers:
 
     # --- steps of the workers
 
-    def _on_begun(self, member: Member, report: reports.TrainingBegun) -> None:
+    def _on_training_started(self, member: Member, report: reports.TrainingBegun) -> None:
         member.ready = member.begun = True
         self.barrier.overdue.discard(member.name)
         member.version = report.version

@@ -55,7 +55,7 @@ BEHIND: Final = '"$@" &'
 
 WITHOUT: Final = "processes are started without a fork server, which takes seconds each"
 
-_told: set[str] = set()
+_warned: set[str] = set()
 _not_before_s = [0.0]
 
 
@@ -158,8 +158,8 @@ def _umask() -> int:
 
 def tell(what: str) -> None:
     """Print a message on stderr, each message once."""
-    if what not in _told:
-        _told.add(what)
+    if what not in _warned:
+        _warned.add(what)
         print(f"labkit: {what}", file=sys.stderr, flush=True)
 
 
@@ -285,7 +285,7 @@ def _forked(
         if sock is None:
             return None
         try:
-            answer = _asked(sock, order, files, until_s=until_s)
+            answer = _send_order(sock, order, files, until_s=until_s)
         except BaseException:
             sock.close()
             raise
@@ -297,7 +297,7 @@ def _forked(
     raise ForkError(f"the fork server ends before it answers: {_last_words(path)}")
 
 
-def _asked(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until_s: float) -> ForkStarted | None:
+def _send_order(sock: socket.socket, order: ForkOrder, files: Sequence[int], *, until_s: float) -> ForkStarted | None:
     """Send an order, and return the answer; None if the server is gone, so that no process has run."""
     with _network() as network:
         raw = encode(order)

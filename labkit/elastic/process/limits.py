@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, Protocol
 from labkit.core.errors import InputError
 from labkit.elastic.process.causes import counted, text_of
 from labkit.elastic.protocol.messages.clients import MeasuredUsage
-from labkit.system.proc import all_pids, is_ours, threads
+from labkit.system.proc import all_pids, belongs_to_user, threads
 
 GB: Final = 1e9
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -379,7 +379,7 @@ def _used(everything: set[int], *, but: int) -> Counter[int]:
     """Return the number of processes of this user that are limited to each core."""
     used: Counter[int] = Counter()
     for pid in all_pids():
-        if pid == but or not is_ours(pid):
+        if pid == but or not belongs_to_user(pid):
             continue
         with contextlib.suppress(OSError):
             theirs = os.sched_getaffinity(pid)
@@ -621,11 +621,11 @@ def _old_groups(own: Path, mounts: Path) -> dict[str, Path]:
         for kind in CONTROLLERS & set(kinds.split(",")) & set(at):
             root, point = at[kind]
             inside = Path(path).is_relative_to(root)  # else it is a path outside the container
-            groups[kind] = _above_ours(point / Path(path).relative_to(root)) if inside else point
+            groups[kind] = _above_labkit_group(point / Path(path).relative_to(root)) if inside else point
     return groups
 
 
-def _above_ours(group: Path) -> Path:
+def _above_labkit_group(group: Path) -> Path:
     """Return a group, or its parent if labkit made it for a limited process: groups of processes are siblings."""
     return group.parent if group.name.startswith(name_of(0)[:-1]) else group
 

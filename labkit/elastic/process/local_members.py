@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from labkit.elastic.process.credentials import MEMBERS
-from labkit.system.proc import Identity, all_pids, command_line, is_ours, send, stat, variables, wait_for_end
+from labkit.system.proc import Identity, all_pids, belongs_to_user, command_line, send, stat, variables, wait_for_end
 
 MODULES: Final = ("labkit.elastic.process.member", "labkit.elastic.process.newcomer")
 """Programs of members: the second gets ready at a low priority first."""
@@ -117,6 +117,6 @@ def end_offspring(pid: int, mark: str) -> None:
         status = stat(each)
         if status is None or status.dead:
             continue
-        if status.session == pid or (is_ours(each) and mark_bytes in variables(each)):
+        if status.session == pid or (belongs_to_user(each) and mark_bytes in variables(each)):
             with contextlib.suppress(OSError):
                 send(Identity(each, status.start), signal.SIGKILL)

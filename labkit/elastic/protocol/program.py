@@ -85,7 +85,7 @@ class Program:
             raise
 
     def _sent(self) -> Any:
-        """Return what is pickled: its parts, or the script that makes them anew."""
+        """Return the state to pickle: its parts, or the script that makes them anew."""
         script = getattr(self.loss, "sent", None)
         return (self.model.cpu(), self.data, self.loss) if script is None else script()
 

@@ -395,7 +395,7 @@ class OwnUpdate:
     ) -> tuple[Vector, dict[str, Vector]]:
         if self.function is None:
             raise UpdateError("the function of this job's own update is not here; expected it in its update.pickle.")
-        vectors = [self._given(part) for part in (param, gradient, *(state[name] for name in self.state))]
+        vectors = [self._as_argument(part) for part in (param, gradient, *(state[name] for name in self.state))]
         try:
             result = self.function(*vectors[:2], dict(zip(self.state, vectors[2:], strict=True)), lr=self.lr, step=step)
         except Exception as error:
@@ -407,7 +407,7 @@ class OwnUpdate:
         kept = {name: _checked(name, vector, len(param)) for name, vector in result[1].items()}
         return _checked("parameters", result[0], len(param)), kept
 
-    def _given(self, part: Vector) -> Any:
+    def _as_argument(self, part: Vector) -> Any:
         """Return a vector as the function sees it: an array that cannot be written, or a tensor of its own."""
         if self.torch:
             from torch import from_numpy

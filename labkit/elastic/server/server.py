@@ -96,7 +96,7 @@ class GradientUpdates:
             if what is Pushed.APPLIED or not self._sync:
                 self._updated(slot, block)
             elif what is Pushed.HELD:
-                self._held(slot, block)
+                self._await_norm(slot, block)
             elif what is Pushed.KEPT:
                 fault.at("ps.aggregating")
             elif what is Pushed.EARLY:  # a version was given out that is lost
@@ -108,7 +108,7 @@ class GradientUpdates:
         if slot.parked:
             self._replay(slot)
 
-    def _held(self, slot: BlockSlot, block: Block) -> None:
+    def _await_norm(self, slot: BlockSlot, block: Block) -> None:
         """Update at once if the norm of the whole gradient is known; else send the workers that of this block."""
         if self._norms is None or block.held is None:
             return

@@ -43,7 +43,7 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateLayout:
     """How a value that an optimizer remembers of a parameter lies in a vector."""
 
     shape: tuple[int, ...] | None
@@ -84,8 +84,8 @@ class Recipe:
     """Its attributes, without parameters, groups and state."""
     groups: tuple[tuple[str, ...], ...]
     """Names of the parameters of each group."""
-    kept: dict[str, dict[str, Kept]] = field(default_factory=dict)
-    """What it remembers of each parameter, by its name: `Kept` by name."""
+    kept: dict[str, dict[str, StateLayout]] = field(default_factory=dict)
+    """What it remembers of each parameter, by its name: `StateLayout` by name."""
     counts: dict[str, Any] = field(default_factory=dict)
     """Names of what is the number of updates, with its type: it is not kept."""
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Recipe:
         return chosen  # type: ignore[no-any-return]
 
     def remembered(self, name: str, parts: Mapping[str, Vector], done: int) -> dict[str, Any]:
-        """Return what the optimizer remembers of a parameter after `done` updates, from the vectors of its block."""
+        """Return the optimizer's state of a parameter after `done` updates, from the vectors of its block."""
         import torch
 
         counts = {
@@ -149,8 +149,8 @@ class Rates:
 
     def __init__(self, updates: TorchUpdates) -> None:
         self._updates, self._lock = updates, threading.Lock()
-        self._kept: dict[int, list[Groups]] = {}
-        self._made: list[Any] = []
+        self._groups_at: dict[int, list[Groups]] = {}
+        self._schedulers: list[Any] = []
         self._n = -1
 
     def at(self, step: int) -> list[Groups]:
@@ -165,9 +165,9 @@ class Rates:
             )
         n = (step - 1) // updates.every
         with self._lock:
-            if n not in self._kept:
+            if n not in self._groups_at:
                 self._advance(n)
-            return self._kept[n]
+            return self._groups_at[n]
 
     def _advance(self, n: int) -> None:
         import pickle
@@ -175,21 +175,21 @@ class Rates:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a scheduler is stepped before its optimizer, which is elsewhere
             if n < self._n or self._n < 0:
-                self._made, self._n = pickle.loads(self._updates.schedulers), 0  # written by this user
+                self._schedulers, self._n = pickle.loads(self._updates.schedulers), 0  # written by this user
             while self._n < n:
-                for scheduler in self._made:
+                for scheduler in self._schedulers:
                     scheduler.step()
                 self._n += 1
-        self._kept[n] = [
+        self._groups_at[n] = [
             [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in scheduler.optimizer.param_groups
             ]
-            for scheduler in self._made
+            for scheduler in self._schedulers
         ]
-        for old in sorted(self._kept)[:-HYPER_KEPT]:
+        for old in sorted(self._groups_at)[:-HYPER_KEPT]:
             if old != n:
-                del self._kept[old]
+                del self._groups_at[old]
 
 
 class BlockUpdates:
@@ -251,7 +251,7 @@ def _parameter(p: Param, numbers: Vector, gradient: Vector) -> Any:
 def recipes(
     optimizer: Any, model: nn.Module, *, scheduler: Any = None, every: int = 1, schedule: Any = None
 ) -> TorchUpdates:
-    """Return what servers need of the optimizers of torch that a user gives.
+    """Return the recipe that servers need of a user's torch optimizers.
 
     Raise InputError if one of them cannot be stepped on servers; the message says why.
 
@@ -265,7 +265,7 @@ def recipes(
         Updates between two steps of the schedulers.
     """
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    made = [_made("optimizer", each, model) for each in given]
+    made = [_result_of("optimizer", each, model) for each in given]
     for each in made:
         _check_kind(each)
     names = {id(p): name for name, p in trained(model)}
@@ -287,12 +287,12 @@ def recipes(
     return updates
 
 
-def _made(what: str, given: Any, argument: Any) -> Any:
-    """Return what a function of the model, or of an optimizer, returns; anything else as it is."""
-    if hasattr(given, "step") or not callable(given) or isinstance(given, type):
-        return given
+def _result_of(what: str, value: Any, argument: Any) -> Any:
+    """Return the result of a function of the model, or of an optimizer; anything else as it is."""
+    if hasattr(value, "step") or not callable(value) or isinstance(value, type):
+        return value
     try:
-        return given(argument)
+        return value(argument)
     except Exception as error:
         raise InputError(f"{what}(...) raised {type(error).__name__}: {error}") from error
 
@@ -327,12 +327,12 @@ def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) ->
     left_out = {"param_groups", "state", "step"}  # a scheduler has wrapped `step`
     attributes = {name: value for name, value in vars(optimizer).items() if name not in left_out}
     tensors = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in names}
-    begun = {names[id(p)]: _begun(optimizer, state) for p, state in optimizer.state.items() if id(p) in names}
+    begun = {names[id(p)]: _initial_state(optimizer, state) for p, state in optimizer.state.items() if id(p) in names}
     return _with_state(Recipe(type(optimizer), attributes, tuple(groups), begun=begun), optimizer, tensors)
 
 
-def _begun(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a new optimizer remembers of a parameter, such as Adagrad its first sums; tensors of one number."""
+def _initial_state(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the initial optimizer state of a parameter, such as Adagrad its first sums; tensors of one number."""
     import torch
 
     begun: dict[str, Any] = {}
@@ -380,7 +380,7 @@ def _sorted_state(recipe: Recipe, seen: Mapping[str, Mapping[str, list[Any]]], t
     }
     kept = {
         name: {
-            key: _kept(recipe.kind.__name__, key, values[-1], tensors[name].numel())
+            key: _layout_of(recipe.kind.__name__, key, values[-1], tensors[name].numel())
             for key, values in rows.items()
             if key not in counts and values[-1] is not None
         }
@@ -403,12 +403,12 @@ def _kind(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else type(value)
 
 
-def _kept(kind: str, key: str, value: Any, n: int) -> Kept:
+def _layout_of(kind: str, key: str, value: Any, n: int) -> StateLayout:
     import torch
 
     if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
         raise InputError(f"optimizer {kind} remembers '{key}', a {type(value).__name__}; expected tensors and numbers.")
-    kept = Kept(tuple(value.shape) if isinstance(value, torch.Tensor) else None, _kind(value))
+    kept = StateLayout(tuple(value.shape) if isinstance(value, torch.Tensor) else None, _kind(value))
     if kept.n > n:
         raise InputError(
             f"optimizer {kind} remembers '{key}' of shape {kept.shape} for a parameter of {n} numbers; expected no "
@@ -425,7 +425,7 @@ def _pickled(scheduler: Any, optimizers: Sequence[Any]) -> bytes:
     given = list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
     if len(given) != len(optimizers):
         raise InputError(f"{len(given)} schedulers of {len(optimizers)} optimizers; expected one for each.")
-    made = [_made("scheduler", each, own) for each, own in zip(given, optimizers, strict=True)]
+    made = [_result_of("scheduler", each, own) for each, own in zip(given, optimizers, strict=True)]
     for each, own in zip(made, optimizers, strict=True):
         _check_scheduler(each, own)
     groups = [group for own in optimizers for group in own.param_groups]

@@ -243,11 +243,11 @@ class Connection:
 
     def reply(self, to: Message, *buffers: Buffer, meta: bytes = b"") -> int:
         """See Channel."""
-        return self._post(replace(_asked(to), flags=REPLY), buffers, meta)
+        return self._post(replace(_request_head(to), flags=REPLY), buffers, meta)
 
     def refuse(self, to: Message, why: str) -> int:
         """See Channel."""
-        return self._post(replace(_asked(to), flags=REPLY | ERROR), (), encode_meta({"why": why[:1000]}))
+        return self._post(replace(_request_head(to), flags=REPLY | ERROR), (), encode_meta({"why": why[:1000]}))
 
     def _post(self, head: Head, buffers: tuple[Buffer, ...], raw: bytes) -> int:
         payload = views(buffers)
@@ -452,7 +452,7 @@ def _checked(kind: int) -> int:
     return int(kind)
 
 
-def _asked(to: Message) -> Head:
+def _request_head(to: Message) -> Head:
     if not to.head.request:
         raise FrameError(f"a message of kind {to.head.kind} asks for no answer; it was sent with send, not request.")
     return to.head

@@ -30,7 +30,7 @@ class ChangedError(InputError):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _BufferSnapshot:
     """A buffer at the start: the tensor, torch's count of writes to it, and a copy of its numbers."""
 
     module: nn.Module
@@ -63,7 +63,7 @@ class ForwardGuard:
         self._modules = [(module, len(module._buffers)) for _, module in modules]
         self._named = {id(module): name for name, module in modules}
         self._buffers = [
-            _Kept(
+            _BufferSnapshot(
                 module, key, f"{name}.{key}" if name else key, buffer,
                 0 if buffer is None else buffer._version, None if buffer is None else buffer.detach().clone(),
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.core.book import add_held, take_again
+from labkit.core.book import credit, take_again
 from labkit.core.devices import charge_devices
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.scratch_book import SLACK
@@ -45,14 +45,14 @@ def all_fit(trace: Trace, work: Scratch) -> bool:
     """Return whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
     for r in range(len(trace.budget)):
         margin = 0.0 if trace.whole else MARGIN * (1.0 + trace.budget[r])
-        if work.asked[r] + margin > trace.budget[r]:
+        if work.requested[r] + margin > trace.budget[r]:
             return False
     return True
 
 
 @inner(_nrt=False)
 def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int) -> bool:
-    """Leave out the kinds that ask for more GPUs than are free in a part; tell whether that is sure.
+    """Leave out the kinds that ask for more GPUs than are free in a part; return whether that is sure.
 
     Where all amounts are whole they would find no room anyway. `head`: the only kind that counts, or -1.
     """
@@ -75,7 +75,7 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int)
 def start_waiting(
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
-    """Start waiting jobs of each part of the cluster in order; tell whether the answer is sure."""
+    """Start waiting jobs of each part of the cluster in order; return whether the answer is sure."""
     work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
     n_parts = 1
     for k in range(len(trace.part)):
@@ -151,7 +151,7 @@ def _choose_ahead(
     Amounts are whole. A job that waits fits if what it needs beyond what is free is held by jobs that come after it.
     """
     for r in range(len(work.missing)):
-        work.missing[r] = order.held[r] - trace.budget[r]
+        work.missing[r] = order.in_use[r] - trace.budget[r]
     n_start, m = 0, _needed(order, trace, mind, work, -1, 0, by, now_s, threshold)
     while True:
         k = first_kind(queue)
@@ -257,7 +257,7 @@ def run_by_order(
     space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
     threshold: float,
 ) -> bool:  # fmt: skip
-    """Run the first jobs of the order that the cluster holds, and preempt the others; tell whether that is sure."""
+    """Run the first jobs of the order that the cluster holds, and preempt the others; return whether that is sure."""
     numbers = work.numbers
     numbers[N_SET] = numbers[N_TASKS] = numbers[N_NAMED] = 0
     settle(order, trace, mind, by, now_s, threshold)
@@ -273,16 +273,16 @@ def run_by_order(
     if not trace.whole and not (all_start and n_stop == 0):
         if len(space.before):
             sure = sure and name_gpus(
-                space, trace, work, mind.held, mind.tasks, mind.free, mind.demand, work.stop[:n_stop], 0
+                space, trace, work, mind.allocations, mind.tasks, mind.free, mind.demand, work.stop[:n_stop], 0
             )
             n_named = numbers[N_TASKS]
         _take_anew(space, trace, queue, work, mind, stop)
     n_gone = 0
     for j in stop:
-        if not take_again(mind.held, mind.tasks, mind.demand, j, space.free):
+        if not take_again(mind.allocations, mind.tasks, mind.demand, j, space.free):
             work.stop[n_gone] = j
             n_gone += 1
-        _touch_held(space, trace, work, mind, j)
+        _touch_allocation(space, trace, work, mind, j)
     sure = sure and _place_all(space, trace, queue, work, work.stop[:n_gone], True)
     if not all_start:
         more = _behind(queue, work, n_start)
@@ -293,8 +293,8 @@ def run_by_order(
 
 
 @inner(_nrt=False)
-def _touch_held(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, j: int) -> None:
-    task = mind.held[j].first
+def _touch_allocation(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, j: int) -> None:
+    task = mind.allocations[j].first
     while task >= 0:
         touch(space, trace.hosts, work.numbers, mind.tasks[task].group)
         task = mind.tasks[task].next
@@ -304,8 +304,8 @@ def _touch_held(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, j: i
 def _give_up(space: FreeTree, trace: Trace, work: Scratch, mind: Belief, jobs: Ints) -> None:
     """Let what some jobs hold be free."""
     for j in jobs:
-        add_held(mind.held, mind.tasks, mind.demand, j, space.free, 1.0)
-        _touch_held(space, trace, work, mind, j)
+        credit(mind.allocations, mind.tasks, mind.demand, j, space.free, 1.0)
+        _touch_allocation(space, trace, work, mind, j)
 
 
 @inner(_nrt=False)

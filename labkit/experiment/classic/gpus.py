@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.core.binding import bind
-from labkit.core.book import Records, add_held
+from labkit.core.book import Records, credit
 from labkit.core.devices import is_part
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.experiment.classic.nouns import N_TASKS, N_TOUCHED, FreeTree, Scratch, Trace
@@ -13,10 +13,10 @@ from labkit.kernels.arrays import fill_with
 
 @inner
 def name_gpus(
-    space: FreeTree, trace: Trace, work: Scratch, held: Records, tasks: Records, free: Floats, demand: Floats,
+    space: FreeTree, trace: Trace, work: Scratch, allocations: Records, tasks: Records, free: Floats, demand: Floats,
     freed: Ints, n_named: int,
 ) -> bool:  # fmt: skip
-    """Name the GPUs of all rows, of which the first `n_named` do; tell whether each finds some at the first try.
+    """Name the GPUs of all rows, of which the first `n_named` do; return whether each finds some at the first try.
 
     Parameters
     ----------
@@ -29,20 +29,20 @@ def name_gpus(
     for i in range(work.numbers[N_TOUCHED]):
         fill_with(space.before[space.touched[i]], free[space.touched[i]])
     for j in freed:
-        add_held(held, tasks, demand, j, space.before, 1.0)
+        credit(allocations, tasks, demand, j, space.before, 1.0)
     work.taken[:n] = 0
     work.done[:n] = False
     work.devices[n_named:n] = -1
     row = bind(
-        work.rows[:n], work.mate, work.job[:n], work.role[:n], work.group[:n], work.count[:n], work.devices[:n], held,
-        tasks, space.before, demand, True, work.taken, work.done,
+        work.rows[:n], work.mate, work.job[:n], work.role[:n], work.group[:n], work.count[:n], work.devices[:n],
+        allocations, tasks, space.before, demand, True, work.taken, work.done,
     )  # fmt: skip
     return row < 0 and _split(trace, work)
 
 
 @inner
 def _split(trace: Trace, work: Scratch) -> bool:
-    """Let rows of tasks with parts of GPUs become one for each GPU; tell whether there is room for them."""
+    """Let rows of tasks with parts of GPUs become one for each GPU; return whether there is room for them."""
     n = work.numbers[N_TASKS]
     q = 0
     for p in range(n):

@@ -93,13 +93,13 @@ def _fold(batch: Events, mind: Belief, space: FreeTree, trace: Trace, work: Scra
         if kind == _PLACED:
             mark(space, work.numbers, batch[i].group)
         if kind in (_PLACED, _PREEMPTED, _COMPLETED):
-            task = mind.held[batch[i].job].first
+            task = mind.allocations[batch[i].job].first
             while task >= 0:
                 mark(space, work.numbers, mind.tasks[task].group)
                 task = mind.tasks[task].next
     ledger._fold(
         batch, mind.belief, mind.counts, mind.active, mind.waiting, mind.up, mind.group_machine, mind.capacity,
-        mind.held, mind.tasks, mind.spare, mind.free, mind.demand, mind.steps_then,
+        mind.allocations, mind.tasks, mind.spare, mind.free, mind.demand, mind.steps_then,
     )  # fmt: skip
     restore(space, mind, trace.hosts, work.numbers)
 
@@ -118,7 +118,8 @@ def _apply(  # noqa: C901 - each of the jobs that are set is looked at before an
         truth.first_row[work.job[p]] = p
     n, n_changed = carry_out(
         work.set_jobs[:n_set], work.job[:n_tasks], work.role[:n_tasks], work.group[:n_tasks], work.count[:n_tasks],
-        work.nothing, work.nothing, work.devices[:n_tasks], now_s, truth.truth, truth.running, truth.counts, truth.held,
+        work.nothing, work.nothing, work.devices[:n_tasks], now_s, truth.truth, truth.running, truth.counts,
+        truth.allocations,
         truth.tasks, truth.spare, truth.free, truth.demand, truth.first_row, truth.mate, work.changed, truth.others,
         out[first:],
     )  # fmt: skip
@@ -156,12 +157,12 @@ def _end(
     """Complete a job; it stays in the list of those that run until the next `_tidy`."""
     kind = kernels.end(truth.truth, j, now_s, trace.true_steps)
     n = kernels.write(out, n, now_s, kind, j, truth.truth[j].steps, 0.0, -1, -1)
-    release(truth.held, truth.tasks, truth.spare, truth.free, truth.demand, j)
+    release(truth.allocations, truth.tasks, truth.spare, truth.free, truth.demand, j)
     work.numbers[N_DEAD] += 1
     if preempts:
         leave(order, trace, j)
-    for r in range(len(work.asked)):
-        work.asked[r] -= trace.gang[trace.kind[j], r]
+    for r in range(len(work.requested)):
+        work.requested[r] -= trace.gang[trace.kind[j], r]
     return n
 
 
@@ -213,8 +214,8 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
     for i in range(arrived, n):
         j = out[i].job
         add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
-        for r in range(len(work.asked)):
-            work.asked[r] += trace.gang[trace.kind[j], r]
+        for r in range(len(work.requested)):
+            work.requested[r] += trace.gang[trace.kind[j], r]
     work.numbers[N_ROWS] = n
     return now_s
 
@@ -227,7 +228,7 @@ def _set_up(
     """Make heap, queue, order and room from what the simulator and the ledger have."""
     work.numbers[N_ENDS] = work.numbers[N_DEAD] = work.numbers[N_ROWS] = 0
     forget_all(order)
-    work.asked[:] = 0.0
+    work.requested[:] = 0.0
     queue.stuck[:] = False
     for k in range(len(queue.lo)):
         queue.lo[k] = queue.hi[k] = queue.base[k]
@@ -236,8 +237,8 @@ def _set_up(
     for i in range(truth.counts[kernels.N_RUNNING]):
         _await(truth, work, truth.running[i])
     for j in active:
-        for r in range(len(work.asked)):
-            work.asked[r] += trace.gang[trace.kind[j], r]
+        for r in range(len(work.requested)):
+            work.requested[r] += trace.gang[trace.kind[j], r]
         if mind.belief[j].phase == ledger.WAITING:
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
         elif preempts:
@@ -249,7 +250,7 @@ def _decide(
     truth: Truth, trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
     threshold: float, preempts: bool, backfill: bool, now_s: float,
 ) -> bool:  # fmt: skip
-    """Decide; tell whether the answer is sure."""
+    """Decide; return whether the answer is sure."""
     if preempts and not all_fit(trace, work):
         sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
     else:
@@ -258,7 +259,7 @@ def _decide(
         return sure
     set_jobs = work.set_jobs[: work.numbers[N_SET]]
     return name_gpus(
-        space, trace, work, truth.held, truth.tasks, truth.free, truth.demand, set_jobs, work.numbers[N_NAMED]
+        space, trace, work, truth.allocations, truth.tasks, truth.free, truth.demand, set_jobs, work.numbers[N_NAMED]
     )
 
 
@@ -283,7 +284,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
             code = FULL
             break
         counts = mind.counts
-        if counts[ledger.N_SEEN] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
+        if counts[ledger.N_ARRIVED] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
             numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
         elif not _decide(
             truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s
@@ -306,7 +307,7 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
         if numbers[QUIET] > patience and not over and _next_end_s(truth, work) == np.inf:
             code = STANDS
             break
-        if mind.counts[ledger.N_SEEN] == mind.counts[ledger.N_DONE] and not over:
+        if mind.counts[ledger.N_ARRIVED] == mind.counts[ledger.N_DONE] and not over:
             now_s = _pass(truth, mind, trace, space, queue, order, work, by, threshold, preempts, now_s, np.inf, out)
     _tidy(truth, work)
     return code, now_s

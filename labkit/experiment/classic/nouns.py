@@ -32,7 +32,7 @@ class Truth(NamedTuple):
     truth: Records
     running: Ints
     counts: Ints
-    held: Records
+    allocations: Records
     tasks: Records
     spare: Ints
     free: Floats
@@ -54,7 +54,7 @@ class Belief(NamedTuple):
     up: Bools
     group_machine: Ints
     capacity: Floats
-    held: Records
+    allocations: Records
     tasks: Records
     spare: Ints
     free: Floats
@@ -196,7 +196,7 @@ class RunOrder(NamedTuple):
         (N,) the list that a job is in, 2 where it has yet to be put into one, or -1.
     new : array
         (2 M,) the jobs that have yet to be put into a list, and others that had to be and run no more.
-    held : array
+    in_use : array
         (R,) what the gangs of all of them take.
     turn_s : array
         (N,) when a job of the first list turns.
@@ -216,7 +216,7 @@ class RunOrder(NamedTuple):
     at: Floats
     part: NDArray[np.int8]
     new: Ints
-    held: Floats
+    in_use: Floats
     turn_s: Floats
     turns_s: Floats
     turns: Ints
@@ -234,7 +234,7 @@ class Scratch(NamedTuple):
     ----------
     numbers : array
         Counters: `QUIET`, ...
-    asked : array
+    requested : array
         (R,) what the gangs of all active jobs need.
     ends_s, ends : array
         A heap of the moments at which jobs end, and their numbers.
@@ -257,7 +257,7 @@ class Scratch(NamedTuple):
     """
 
     numbers: Ints
-    asked: Floats
+    requested: Floats
     ends_s: Floats
     ends: Ints
     set_jobs: Ints

@@ -46,7 +46,7 @@ def has_turned(by: int, j: int, trace: Trace, mind: Belief, now_s: float, thresh
 
 @inner(_nrt=False)
 def key_of(by: int, j: int, trace: Trace, mind: Belief, now_s: float, threshold: float) -> float:
-    """Return what a job is ordered by, the least first."""
+    """Return the sort key of a job, the least first."""
     if by == BY_ARRIVAL:
         return 0.0
     if by == BY_DURATION:
@@ -152,7 +152,7 @@ def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
         at=np.empty(n_jobs),
         part=np.full(n_jobs, -1, np.int8),
         new=np.empty(2 * most, np.int32),
-        held=np.zeros(n_resources),
+        in_use=np.zeros(n_resources),
         turn_s=np.empty(n_jobs),
         turns_s=np.empty(2 * most + 1),
         turns=np.empty(2 * most + 1, np.int32),
@@ -173,7 +173,7 @@ def forget_all(order: RunOrder) -> None:
     for i in range(order.reached[N_NEW]):
         order.part[order.new[i]] = -1
     order.reached[:] = 0
-    order.held[:] = 0.0
+    order.in_use[:] = 0.0
 
 
 @inner(_nrt=False)
@@ -218,15 +218,15 @@ def leave(order: RunOrder, trace: Trace, j: int) -> None:
         order.part[j] = -1
     else:
         _delete(order, j)
-    for r in range(len(order.held)):
-        order.held[r] -= trace.gang[trace.kind[j], r]
+    for r in range(len(order.in_use)):
+        order.in_use[r] -= trace.gang[trace.kind[j], r]
 
 
 @inner(_nrt=False)
 def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Add a job that runs from now on; `settle` puts it into a list."""
-    for r in range(len(order.held)):
-        order.held[r] += trace.gang[trace.kind[j], r]
+    for r in range(len(order.in_use)):
+        order.in_use[r] += trace.gang[trace.kind[j], r]
     if order.reached[N_NEW] == len(order.new):  # jobs that run no more fill it
         settle(order, trace, mind, by, now_s, threshold)
     order.new[order.reached[N_NEW]] = j
@@ -368,7 +368,7 @@ def fetch(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, th
         reached[1] -= 1
     m = reached[N_TAIL]
     order.tail[m] = j
-    for r in range(len(order.held)):
+    for r in range(len(order.in_use)):
         order.sums[m + 1, r] = order.sums[m, r] + trace.gang[trace.kind[j], r]
     reached[N_TAIL] = m + 1
     return True

@@ -27,7 +27,7 @@ def empty_room(n_groups: int, n_resources: int, n_sets: int, n_devices: int) -> 
 
 @inner(_nrt=False)
 def _leaf(free: Floats, r: int, n_resources: int) -> float:
-    """Return what a leaf of a tree has in a column, for a row of what is free (R + D,)."""
+    """Return the value of a leaf of a tree in a column, for a row of what is free (R + D,)."""
     if r < n_resources:
         return float(free[r])
     most, n_whole = 0.0, 0.0
@@ -192,7 +192,7 @@ def _give_back(space: FreeTree, trace: Trace, work: Scratch, demand: Floats, fir
 
 @inner(_nrt=False)
 def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int) -> bool:
-    """Put all workers of a job of kind k on groups of one set, or none; tell whether they are there."""
+    """Put all workers of a job of kind k on groups of one set, or none; return whether they are there."""
     n, demand, tree, first = trace.n_workers[k], trace.worker[k], space.tree[c], work.numbers[N_TASKS]
     g = _first(tree, 0, demand, 1.0)
     while g >= 0:
@@ -209,7 +209,7 @@ def _fit(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int) -
 
 @inner(_nrt=False)
 def _fit_on_few(space: FreeTree, trace: Trace, work: Scratch, k: int, j: int, c: int, shares: Ints) -> bool:
-    """Put the workers of a job on as many machines as they have shares, rows by group; tell whether they are there."""
+    """Put the workers of a job on as many machines as they have shares, rows by group; return whether they fit."""
     demand, tree, first = trace.worker[k], space.tree[c], work.numbers[N_TASKS]
     g, before = -1, np.int64(0)
     for i in range(len(shares)):

@@ -78,7 +78,7 @@ class Stretches:
 
     @classmethod
     def of(cls, session: SteppedRun, scheduler: Scheduler) -> Self | None:
-        """Return what runs stretches of a session under a scheduler; None: step by step it is."""
+        """Return the runner of stretches of a session under a scheduler; None: it runs step by step."""
         rule = rule_of(scheduler, session.backend.cluster)
         backend, cadence = session.backend, session.cadence
         if rule is None or not cadence.events or cadence.gap_s or cadence.when_empty or type(backend) is not Simulator:
@@ -121,17 +121,17 @@ class Stretches:
 
 def _shared(session: SteppedRun, active: Ints) -> bool:
     """Return whether a job shares its GPUs, or was given other amounts than it declared."""
-    held = session.ledger.book.held[active]
-    return bool((held["partner"] >= 0).any() or held["n_given"].any())
+    allocations = session.ledger.book.allocations[active]
+    return bool((allocations["partner"] >= 0).any() or allocations["n_sized"].any())
 
 
 def _trace(session: SteppedRun) -> Trace | None:
-    """Return what never changes in a run, or None where its jobs are not plain."""
+    """Return the constants of a run, or None where its jobs are not plain."""
     jobs, cluster = session.backend.jobs, session.backend.cluster
-    asked = getattr(getattr(session.backend, "speed", None), "asked_speeds", None)
-    if asked is None or not _of_whole_workers(session):
+    gang_speeds = getattr(getattr(session.backend, "speed", None), "gang_speeds", None)
+    if gang_speeds is None or not _of_whole_workers(session):
         return None
-    speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
+    speed, duration_s = np.ascontiguousarray(gang_speeds()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
         return None
     demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
@@ -231,7 +231,7 @@ def _work(n_jobs: int, *, n_tasks: int, n_resources: int, n_devices: int) -> Scr
     by_gpu = int(n_devices > 0)
     return Scratch(
         numbers=np.zeros(9, np.int64),
-        asked=np.zeros(n_resources),
+        requested=np.zeros(n_resources),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
         set_jobs=np.empty(n_jobs, np.int32),

@@ -28,7 +28,7 @@ from labkit.schedulers.marl.network import (
     weigh,
 )
 from labkit.speed.what_if import (
-    N_SEEN,
+    N_SLOWDOWN_FEATURES,
     PCIE_UNIT,
     WORKER,
     RunFacts,
@@ -69,13 +69,13 @@ class Rec(NamedTuple):
 
     n: Ints
     """(2,) decisions and samples so far."""
-    seen: Floats
+    features: Floats
     cost: Floats
     n_top: Ints
     action: Ints
     taught: Ints
     job: Ints
-    """`seen`, `cost`, `n_top`, `action`, `taught` and `job`: (D, K + 1, F), (D, K), (D,), (D,), (D,), (D,) of each
+    """`features`, `cost`, `n_top`, `action`, `taught` and `job`: (D, K + 1, F), (D, K), (D,), (D,), (D,), (D,) of each
     decision; the teacher's action, -1: none of these."""
     felt: Floats
     """(S, 7) what the network for slowdowns sees, and the slowdown."""
@@ -87,7 +87,7 @@ def record(n_decisions: int, n_samples: int = 1) -> Rec:
     return Rec(
         np.zeros(2, np.int64), np.zeros((n, N_TOP + 1, len(FEATURES)), np.float32), np.zeros((n, N_TOP), np.float32),
         np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64),
-        np.zeros((n_samples, N_SEEN + 1), np.float32),
+        np.zeros((n_samples, N_SLOWDOWN_FEATURES + 1), np.float32),
     )  # fmt: skip
 
 
@@ -126,9 +126,9 @@ def _taught(scene: Scene, world: World, job: int, desk: CandidateBuffers, n_top:
     """Return the option of least true cost, of all that were found; -1: it is none of the best predicted."""
     n_workers = scene.n_workers[job]
     n, best, least, taught = n_workers + scene.n_ps[job], -1, np.inf, -1
-    for c in range(desk.found.n[0]):
+    for c in range(desk.placements.n[0]):
         own, more = seconds_more(
-            world.facts, world.slow, world.tasks, scene.left, job, desk.found.group[c, :n], n_workers, desk.others
+            world.facts, world.slow, world.tasks, scene.left, job, desk.placements.group[c, :n], n_workers, desk.others
         )  # fmt: skip
         if own + more < least:
             best, least = c, own + more
@@ -155,7 +155,7 @@ def _decide(
     rec: Rec,
     rng: np.random.Generator,
 ) -> int:
-    """Return the placement that is taken, a row of `desk.found`; -1: it waits."""
+    """Return the placement that is taken, a row of `desk.placements`; -1: it waits."""
     n_top = weigh(
         scene, slow, net, job, now_s, world.arrival_s[job], n_waiting, n_running, how.stays, desk
     )  # fmt: skip
@@ -164,11 +164,11 @@ def _decide(
     action = drawn(desk, n_top, rng) if how.draws else best_of(desk, n_top)
     at = rec.n[0]
     if at < len(rec.job):
-        fill_rows(rec.seen[at], desk.seen)
+        fill_rows(rec.features[at], desk.features)
         for k in range(n_top):
             rec.cost[at, k] = desk.own[desk.top[k]]
         rec.n_top[at], rec.action[at], rec.taught[at], rec.job[at] = n_top, action, -1, job
-        rec.seen[at, n_top, -1] = 0.0 if desk.logit[n_top] > -np.inf else np.nan
+        rec.features[at, n_top, -1] = 0.0 if desk.logit[n_top] > -np.inf else np.nan
     if how.teaches:
         taught = _taught(scene, world, job, desk, n_top)
         if at < len(rec.job):
@@ -250,7 +250,7 @@ def play(
                 kept += 1
                 continue
             n_decided += 1
-            groups = desk.found.group[c, : scene.n_workers[j] + scene.n_ps[j]]
+            groups = desk.placements.group[c, : scene.n_workers[j] + scene.n_ps[j]]
             beside = begin_job(scene, world, slow, j, groups, now_s, desk.others)
             jobs[RUNNING, n[N_RUNNING]] = j
             n[N_RUNNING] += 1

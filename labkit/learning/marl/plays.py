@@ -63,7 +63,7 @@ class Submits(Protocol):
 
 
 def played(worlds: WorldOf, one: Play) -> Played:
-    """Return what comes of a play."""
+    """Return the outcome of a play."""
     began_s = time.thread_time()
     scene, world = worlds(np.random.default_rng(one.seed))
     rec, net = record(max(MOST_DECISIONS, PER_JOB * len(scene.home)), one.n_samples), one.net
@@ -74,7 +74,7 @@ def played(worlds: WorldOf, one: Play) -> Played:
 
 
 def all_played(worlds: WorldOf, plays: Sequence[Play], *, where: Submits | None = None) -> list[Played]:
-    """Return what comes of some plays, in their order; LabkitError if workers were lost on the way."""
+    """Return the outcomes of some plays, in their order; LabkitError if workers were lost on the way."""
     if where is None:
         return [played(worlds, one) for one in plays]
     raw = pickle.dumps(worlds)
@@ -98,7 +98,7 @@ LOST: Final = (
 
 @lru_cache(maxsize=2)
 def _worlds_of(raw: bytes) -> WorldOf:
-    """Return what draws traces, made once in each worker."""
+    """Return the sampler of traces, made once in each worker."""
     worlds: WorldOf = pickle.loads(raw)
     return worlds
 
@@ -111,7 +111,7 @@ def trimmed(rec: Rec) -> Rec:
     """Return a record without the room that was not needed."""
     n, n_samples = (int(k) for k in rec.n)
     return Rec(
-        rec.n, rec.seen[:n].copy(), rec.cost[:n].copy(), rec.n_top[:n].copy(), rec.action[:n].copy(),
+        rec.n, rec.features[:n].copy(), rec.cost[:n].copy(), rec.n_top[:n].copy(), rec.action[:n].copy(),
         rec.taught[:n].copy(), rec.job[:n].copy(), rec.felt[:n_samples].copy(),
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ def mean_jct_of(world: World) -> float:
 
 
 def blame_of(scene: Scene, world: World) -> Floats:
-    """Return what each job cost, (N,) in slots: its JCT, and what the jobs beside it took longer, by time together.
+    """Return the cost of each job, (N,) in slots: its JCT, and what the jobs beside it took longer, by time together.
 
     A job that took e seconds more than alone over its stay of t blames a job that was on one of its machines for o of
     them for e o / t.

@@ -34,17 +34,18 @@ def world_of(
     *,
     model: InterferenceModel | None,
     uses: Mapping[str, ModelUse] | None,
-    known_uses: Mapping[str, ModelUse] | None = None,
+    declared_uses: Mapping[str, ModelUse] | None = None,
 ) -> tuple[Scene, World]:
-    """Return what the scheduler knows, and the truth; both empty, and of the same jobs.
+    """Return the scheduler's knowledge, and the truth; both empty, and of the same jobs.
 
-    `model`, `uses`: the truth about interference: `Level.model`, `Level.uses`; `known_uses`: what the scheduler knows
+    `model`, `uses`: the truth about interference: `Level.model`,
+    `Level.uses`; `declared_uses`: what the scheduler knows
     that tasks use: `Level.declared`.
     """
     truth = step_time(jobs, cluster, share="equal")
     runs_on, n = truth.runs_on(), len(jobs)
     declared = jobs.declared.as_if_true()
-    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster), uses=known_uses)
+    known = scene_of(declared, cluster, runs_on=runs_on, speed=declared_speed(declared, cluster), uses=declared_uses)
     facts, most = facts_of(jobs, cluster, speed=truth, uses=uses), int((jobs.n_workers + jobs.n_ps).max())
     return known, World(
         jobs.arrival_s.astype(np.float64), jobs.true_steps.astype(np.float64), facts, slow_of(model),
@@ -79,8 +80,8 @@ class Setting:
             "interference_level": self.interference_level,
         }
 
-    def asked(self) -> dict[str, Any]:
-        """Return what makes a training in this setting another one: names, and the content of files."""
+    def identity(self) -> dict[str, Any]:
+        """Return the identity of a training in this setting: names, and the content of files."""
         files = [what for what in (*self.clusters, *self.traces, self.interference) if Path(what).is_file()]
         digests = [hashlib.sha256(Path(what).read_bytes()).hexdigest()[:16] for what in files]
         told = {"clusters": list(self.clusters), "traces": list(self.traces), "interference": str(self.interference)}
@@ -122,11 +123,11 @@ class Setting:
         return Experiment.of(jobs, cluster=cluster, interference=self.interference_level)
 
     def world(self, jobs: Jobs, cluster: Cluster) -> tuple[Scene, World]:
-        """Return what is known of a trace on a cluster, and the truth."""
+        """Return the scheduler's knowledge of a trace on a cluster, and the truth."""
         known = self.interference_level
         if known is None:
             return world_of(jobs, cluster, model=None, uses=None)
-        return world_of(jobs, cluster, model=known.model, uses=known.uses, known_uses=known.declared)
+        return world_of(jobs, cluster, model=known.model, uses=known.uses, declared_uses=known.declared)
 
     @property
     def n_pods(self) -> int:

@@ -24,7 +24,7 @@ from labkit.learning.training import NetworkTraining, Outcome
 from labkit.schedulers.marl.network import FEATURES, N_TOP, NEVER, WAITING, Net
 from labkit.schedulers.marl.weights import TrainedFor, Weights
 from labkit.speed.interference.levels import Level
-from labkit.speed.what_if import N_SEEN
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES
 
 MOST_BETTER: Final = 3.0
 """Choices are better or worse by at most so many standard deviations, for learning."""
@@ -84,7 +84,7 @@ class Policy(nn.Module):
     def __init__(self, n_hidden: int, n_units: int, n_agents: int, *, waits: bool = True) -> None:
         super().__init__()
         a = n_agents
-        self.seen = nn.Parameter(0.5 * torch.randn(N_SEEN, n_hidden))
+        self.seen = nn.Parameter(0.5 * torch.randn(N_SLOWDOWN_FEATURES, n_hidden))
         self.out = nn.Parameter(0.3 * torch.randn(n_hidden))
         self.first = nn.Parameter((0.3 * torch.randn(1, len(FEATURES), n_units)).repeat(a, 1, 1))
         self.bias = nn.Parameter(torch.zeros(a, n_units))
@@ -99,12 +99,14 @@ class Policy(nn.Module):
         """Return slowdowns, (S,), from what is seen of tasks, (S, 6)."""
         return 1 + functional.softplus(torch.relu(felt @ self.seen) @ self.out)
 
-    def forward(self, seen: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
-        """Return what placements and waiting are worth, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
-        hidden = torch.tanh(torch.einsum("dkf,dfu->dku", seen[:, :-1], self.first[agent]) + self.bias[agent][:, None])
+    def forward(self, features: Tensor, cost: Tensor, agent: Tensor) -> Tensor:
+        """Return the logits of placements and waiting, (D, K + 1), from (D, K + 1, F), (D, K) and agents (D,)."""
+        hidden = torch.tanh(
+            torch.einsum("dkf,dfu->dku", features[:, :-1], self.first[agent]) + self.bias[agent][:, None]
+        )
         sharp = torch.exp(self.sharp)[agent]
         worth = (hidden * self.last[agent][:, None]).sum(2) - sharp[:, None] * cost
-        waiting = (seen[:, -1, : len(WAITING)] * self._wait()[agent]).sum(1)
+        waiting = (features[:, -1, : len(WAITING)] * self._wait()[agent]).sum(1)
         return torch.cat([worth, waiting[:, None]], 1)
 
     def _wait(self) -> Tensor:
@@ -151,7 +153,7 @@ class Trainer(NetworkTraining):
         self._begin(lambda: Policy(*sizes, waits=recipe.waits), torch.optim.Adam)
 
     def _played(self, seed: int, how: ActionRule, *, n: int = 1, n_samples: int = 1) -> list[Played]:
-        """Return what comes of n plays of a trace."""
+        """Return the outcomes of n plays of a trace."""
         net = self.policy.net()
         if not how.teaches:
             doubt = self.recipe.doubt
@@ -213,7 +215,7 @@ class Trainer(NetworkTraining):
 
     def _log_chances(self, part: _Part, rows: Tensor | None = None, *, doubt: float = 1.0) -> Tensor:
         mine = part if rows is None else part.take(rows)
-        worth = (self.policy(mine.seen, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
+        worth = (self.policy(mine.features, mine.cost, mine.agent) / doubt).masked_fill(~mine.mask, -1e9)
         return torch.log_softmax(worth, 1)
 
     # --- what is kept
@@ -224,8 +226,8 @@ class Trainer(NetworkTraining):
         clusters: list[Cluster] = getattr(self.worlds, "built", [])
         return Weights(self.policy.net(), source, TrainedFor.of(known, clusters))
 
-    def _asked(self) -> dict[str, Any]:
-        told = self.worlds.asked() if isinstance(self.worlds, Setting) else {}
+    def _identity(self) -> dict[str, Any]:
+        told = self.worlds.identity() if isinstance(self.worlds, Setting) else {}
         return asdict(self.recipe) | {"seed": self.seed} | told
 
     def _learned(self) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def _of_jobs(better: Floats, job: NDArray[np.int64]) -> Tensor:
 class _Part:
     """Decisions: what was seen (D, K + 1, F), costs (D, K), the agent (D,), what was allowed, and what was done."""
 
-    seen: Tensor
+    features: Tensor
     cost: Tensor
     agent: Tensor
     mask: Tensor
@@ -279,27 +281,29 @@ class _Part:
 
     def take(self, rows: Tensor) -> _Part:
         """Return some of them."""
-        picked = (self.seen[rows], self.cost[rows], self.agent[rows], self.mask[rows], self.action[rows])
+        picked = (self.features[rows], self.cost[rows], self.agent[rows], self.mask[rows], self.action[rows])
         return _Part(*picked, self.job[rows.numpy()])
 
     @classmethod
     def joined(cls, parts: list[_Part]) -> _Part:
         """Return the decisions of several."""
-        seen, cost, agent, mask, action = (
-            torch.cat([getattr(p, name) for p in parts]) for name in ("seen", "cost", "agent", "mask", "action")
+        features, cost, agent, mask, action = (
+            torch.cat([getattr(p, name) for p in parts]) for name in ("features", "cost", "agent", "mask", "action")
         )
-        return cls(seen, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
+        return cls(features, cost, agent, mask, action, np.concatenate([p.job for p in parts]))
 
 
 def _parts(rec: Rec, home: Ints, n_agents: int, *, taught: bool) -> _Part:
     """Return the decisions of a record; `taught`: those of which the oracle's choice is known, with that."""
     n = int(rec.n[0])
     keep = np.flatnonzero(rec.taught[:n] >= 0) if taught else np.arange(n)
-    seen, n_top = rec.seen[:n][keep], rec.n_top[:n][keep]
+    features, n_top = rec.features[:n][keep], rec.n_top[:n][keep]
     rows, there = np.arange(len(keep)), np.arange(N_TOP) < n_top[:, None]
-    waiting = seen[rows, n_top]
+    waiting = features[rows, n_top]
     may_wait: Bools = ~np.any(np.isnan(waiting), axis=1)
-    whole = np.concatenate([np.where(there[:, :, None], seen[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1)
+    whole = np.concatenate(
+        [np.where(there[:, :, None], features[:, :-1], 0.0), np.nan_to_num(waiting)[:, None]], axis=1
+    )
     action = (rec.taught if taught else rec.action)[:n][keep]
     action = np.where(action >= n_top, N_TOP, action)
     agent = np.maximum(home[rec.job[:n][keep]], 0) % n_agents

@@ -67,7 +67,7 @@ class BelievedSpeeds(Estimates):
     scheduler: str = "dl2"
     numbers: Numbers = FROM_RULE
     """Of the process."""
-    _kept: dict[int, tuple[int, Floats]] = field(default_factory=dict, init=False, repr=False)
+    _tables: dict[int, tuple[int, Floats]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +75,7 @@ class BelievedSpeeds(Estimates):
             raise InputError(f"dl2: length, spread and noise are {self.numbers[:3]}; expected numbers > 0.")
 
     def _forget(self, jobs: Jobs) -> OnlineSpeedFit:
-        self._kept = {}
+        self._tables = {}
         return super()._forget(jobs)
 
     def seconds_per_step(self, fit: OnlineSpeedFit, kinds: Ints) -> Floats:
@@ -84,9 +84,9 @@ class BelievedSpeeds(Estimates):
         for k in kinds.tolist():
             if not fit.n_gangs(k):
                 continue
-            if k not in self._kept or self._kept[k][0] != fit.version[k]:
-                self._kept[k] = int(fit.version[k]), self._corrected(fit, k)
-            seconds[k] = self._kept[k][1]
+            if k not in self._tables or self._tables[k][0] != fit.version[k]:
+                self._tables[k] = int(fit.version[k]), self._corrected(fit, k)
+            seconds[k] = self._tables[k][1]
         return seconds
 
     def _corrected(self, fit: OnlineSpeedFit, kind: int) -> Floats:

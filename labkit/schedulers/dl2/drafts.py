@@ -15,10 +15,10 @@ from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 
 
-def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = None) -> draft.Batch:
+def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_observed: int | None = None) -> draft.Batch:
     """Return a draft in which the jobs that are there hold nothing; `models` are those that are told apart.
 
-    At most `n_seen` jobs are seen, by arrival; None: all. Raise InputError if a demand is not finite.
+    At most `n_observed` jobs are seen, by arrival; None: all. Raise InputError if a demand is not finite.
     """
     jobs, cluster = snapshot.jobs, snapshot.cluster
     n, n_groups = len(jobs), cluster.n_groups
@@ -26,8 +26,8 @@ def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = 
     if not (np.isfinite(demands).all() and len(demands)):
         raise InputError("dl2: a demand of a task is not finite; expected amounts of resources.")
     n_features = len(models) + len(draft.FEATURES)
-    shown = n if n_seen is None else min(n, n_seen)
-    batch = draft.empty(1, n, n_groups, 1, 1, 1, demands.shape[2], n_seen=shown, n_features=n_features)
+    shown = n if n_observed is None else min(n, n_observed)
+    batch = draft.empty(1, n, n_groups, 1, 1, 1, demands.shape[2], n_observed=shown, n_features=n_features)
     episode, rows = batch.episode[0], batch.job[0]
     episode["n_jobs"], episode["n_groups"], episode["n_arrived"] = n, n_groups, n
     episode["now_s"] = snapshot.now_s
@@ -42,7 +42,7 @@ def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = 
     rows["steps_per_epoch"], rows["n_slots_run"] = jobs.steps_per_epoch, jobs.n_slots_run
     table, number = snapshot.table, jobs.number
     batch.malleable[0] = table.malleable[number]
-    batch.asked[0] = np.column_stack([table.n_workers[number], table.n_ps[number]])
+    batch.requested[0] = np.column_stack([table.n_workers[number], table.n_ps[number]])
     batch.most[0] = np.column_stack([table.max_workers[number], table.max_ps[number]])
     draft.sort_tasks(batch, 0, demands, snapshot.runs_on[number], cluster.group_type.astype(np.int32))
     draft.sort_pairs(batch, 0)
@@ -50,11 +50,11 @@ def draft_of(snapshot: Snapshot, models: Sequence[str], *, n_seen: int | None = 
     return batch
 
 
-def placement_of(snapshot: Snapshot, given: NDArray[np.int16]) -> Placement:
+def placement_of(snapshot: Snapshot, tasks: NDArray[np.int16]) -> Placement:
     """Return the decision that gives the active jobs what a draft does, (J, 2, G)."""
-    job, role, group = np.nonzero(given)
+    job, role, group = np.nonzero(tasks)
     number = snapshot.jobs.number
     placement = Placement.of(
-        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=given[job, role, group]
+        number, job=number[job], role=role.astype(np.int8), group=group.astype(np.int32), count=tasks[job, role, group]
     )
     return snapshot.fitting(placement)

@@ -87,19 +87,19 @@ class Monitor:
             len(first), max_ps=int(max(table.max_ps.max(), 1)), max_workers=int(table.max_workers.max()),
             sync=table.sync[first],
         )  # fmt: skip
-        self._seen_s = self._began_s = -np.inf
+        self._last_s = self._began_s = -np.inf
         self._left = np.zeros(len(table))  # steps left when the window began; NaN: it was not there
         self._is_worse, self._tries_s = False, -np.inf
         self.best, self._length = 0, min(self.patience, self.window) if self.grows else self.window
         self.ratios.clear()
 
-    def doubts(self, snapshot: Snapshot, given: Ints, *, sound: bool) -> list[Doubt]:
+    def doubts(self, snapshot: Snapshot, n_tasks: Ints, *, sound: bool) -> list[Doubt]:
         """Return why what a policy gives to the active jobs, (J, 2) workers and servers, should not be carried out."""
-        if self._table is not snapshot.table or snapshot.now_s < self._seen_s:
+        if self._table is not snapshot.table or snapshot.now_s < self._last_s:
             self.begin(snapshot.table)
-        if snapshot.now_s > self._seen_s:
+        if snapshot.now_s > self._last_s:
             self._observe(snapshot)
-        starved, tries = self._starved(snapshot, given), self._tries_s == snapshot.now_s
+        starved, tries = self._starved(snapshot, n_tasks), self._tries_s == snapshot.now_s
         found = {
             Doubt.NOT_FINITE: not sound, Doubt.STARVED: starved, Doubt.WORSE: self._is_worse and not tries,
             Doubt.UNTRIED: not self._is_worse and tries,
@@ -108,10 +108,10 @@ class Monitor:
 
     # --- starving
 
-    def _starved(self, snapshot: Snapshot, given: Ints) -> bool:
+    def _starved(self, snapshot: Snapshot, n_tasks: Ints) -> bool:
         """Return whether some job would have got nothing for too long, while room for it could be made."""
         number = snapshot.jobs.number
-        could = (given.sum(axis=1) == 0) & _finds_room(snapshot, given)
+        could = (n_tasks.sum(axis=1) == 0) & _finds_room(snapshot, n_tasks)
         since_s = np.where(could, np.minimum(self._empty_since_s[number], snapshot.now_s), np.inf)
         self._empty_since_s[number] = since_s
         return bool((snapshot.now_s - since_s >= self.patience * self.slot_s - 1e-6).any())
@@ -120,7 +120,7 @@ class Monitor:
 
     def _observe(self, snapshot: Snapshot) -> None:
         """Take in what is seen as a slot begins, and look back where a window ends."""
-        jobs, self._seen_s = snapshot.jobs, snapshot.now_s
+        jobs, self._last_s = snapshot.jobs, snapshot.now_s
         known = jobs.running & (jobs.speed > 0)
         if known.any():
             self._fit.observe(
@@ -190,15 +190,15 @@ class Monitor:
         return Believed(grid, kind.astype(np.int32), snapshot.table.max_ps[jobs] == 0, snapshot.runs_on[jobs])
 
 
-def _finds_room(snapshot: Snapshot, given: Ints) -> Bools:
-    """Tell for which jobs, (J,), a first gang fits, in sums, into what is free and what others have beyond theirs."""
+def _finds_room(snapshot: Snapshot, n_tasks: Ints) -> Bools:
+    """Return for which jobs, (J,), a first gang fits, in sums, into what is free and what others have beyond theirs."""
     jobs = snapshot.jobs
     first = np.where(
         jobs.malleable[:, None],
         np.column_stack([np.ones(len(jobs), np.int32), np.minimum(jobs.max_ps, 1)]),
-        np.column_stack([jobs.asked_workers, jobs.asked_ps]),
+        np.column_stack([jobs.requested_workers, jobs.requested_ps]),
     )
     needed = first[:, :1] * jobs.worker_demand + first[:, 1:] * jobs.ps_demand  # (J, R)
-    least = np.minimum(given, first)
+    least = np.minimum(n_tasks, first)
     held = least[:, 0] @ jobs.worker_demand + least[:, 1] @ jobs.ps_demand
     return np.asarray((needed <= capacity(snapshot) - held + SLACK).all(axis=1))

@@ -16,7 +16,7 @@ N_OWN: Final = 4
 """Of each job: logarithm of epochs left, fraction left, age and slots run."""
 N_AROUND: Final = 3
 """Of all: number of jobs, and GPUs and cores per job. Beside it, jobs of each model, and fraction left by model."""
-N_HELD: Final = 6
+N_TASK_FEATURES: Final = 6
 """Of what a job holds in the draft: PSs and workers, their roots, and whether there are none."""
 
 
@@ -39,7 +39,7 @@ class Net(NamedTuple):
     """(1,) what stopping is worth."""
 
 
-def n_seen(n_models: int) -> int:
+def n_inputs(n_models: int) -> int:
     """Return how many numbers are seen of a job when a slot begins, F."""
     return n_models + N_OWN + n_models + N_AROUND + n_models
 
@@ -108,11 +108,11 @@ def evaluate(net: Net, desk: SlotBuffers, i: int, n_ps: int, n_workers: int) -> 
 
 
 @inner
-def desk_of(net: Net, seen: Numbers, model: Ints) -> SlotBuffers:
+def desk_of(net: Net, features: Numbers, model: Ints) -> SlotBuffers:
     """Return a desk for jobs that are seen, (J, F), of some models, (J,); -1: one that is not told apart."""
-    n, n_units = len(seen), len(net.bias)
+    n, n_units = len(features), len(net.bias)
     return SlotBuffers(
-        net.bias + np.dot(seen, net.seen),
+        net.bias + np.dot(features, net.seen),
         np.where(model >= 0, model, len(net.held) - 1),
         np.zeros((n, 3), np.float32),
         np.ones(3 * n, np.bool_),

@@ -25,12 +25,12 @@ from labkit.schedulers.dl2.teacher import advise
 class DecisionRecord(NamedTuple):
     """What decisions leave for learning: S jobs seen, R rows of the network, A actions and K slots; `n` counts them."""
 
-    seen: Numbers
+    features: Numbers
     """(S, F) of each job when its slot begins."""
     job: Ints
     n_ps: Ints
     n_workers: Ints
-    """`job`, `n_ps` and `n_workers`: (R,) position in `seen` of each row's job, and what it holds."""
+    """`job`, `n_ps` and `n_workers`: (R,) position in `features` of each row's job, and what it holds."""
     row: Ints
     mask: Bools
     action: Ints
@@ -41,8 +41,8 @@ class DecisionRecord(NamedTuple):
     first: NDArray[np.int64]
     n_jobs: Ints
     reward: Floats
-    """`first`, `n_jobs` and `reward`: (K,) where a slot's jobs begin in `seen`, how many they are, and what came of the
-    slot."""
+    """`first`, `n_jobs` and `reward`: (K,) where a slot's jobs begin in `features`, how many they are, and its
+    reward."""
     n: NDArray[np.int64]
     """(4,) S, R, A and K so far."""
 
@@ -51,7 +51,7 @@ def record(n_slots: int, *, n_jobs: int, n_features: int, actions_per_slot: int 
     """Return room for the decisions of some slots with up to J jobs each."""
     n_rows, n_actions = n_slots * (actions_per_slot + n_jobs), n_slots * actions_per_slot
     return DecisionRecord(
-        seen=np.zeros((n_slots * n_jobs, n_features), np.float32),
+        features=np.zeros((n_slots * n_jobs, n_features), np.float32),
         job=np.zeros(n_rows, np.int32),
         n_ps=np.zeros(n_rows, np.int32),
         n_workers=np.zeros(n_rows, np.int32),
@@ -94,10 +94,10 @@ NOTHING: Final = record(1, n_jobs=1, n_features=1, actions_per_slot=1)
 
 
 @inner
-def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
-    """Write what is seen of each job as its slot begins, (J, F); models are the first columns of `batch.seen`."""
-    episode, shown = batch.episode[b], batch.seen[b]
-    n, n_models = episode.n_seen, shown.shape[1] - len(FEATURES)
+def see(batch: Batch, b: int, slot_s: float, features: Numbers) -> None:
+    """Write the features of each job as its slot begins, (J, F); its model is in the first columns."""
+    episode, shown = batch.episode[b], batch.observation[b]
+    n, n_models = episode.n_observed, shown.shape[1] - len(FEATURES)
     like, around = n_models + N_OWN, 2 * n_models + N_OWN
     gpus, cores = batch.there[b, GPUS], batch.there[b, CPUS]
     n_like = np.zeros(n_models)
@@ -106,7 +106,7 @@ def see(batch: Batch, b: int, slot_s: float, seen: Numbers) -> None:
         if job.model >= 0:
             n_like[job.model] += 1
     for i in range(n):
-        job, row = batch.job[b, batch.active[b, i]], seen[i]
+        job, row = batch.job[b, batch.active[b, i]], features[i]
         epochs_left = shown[i, n_models + 1]
         fraction = epochs_left * job.steps_per_epoch / job.total_steps
         row[:] = 0.0
@@ -132,12 +132,12 @@ def _refuse_full(at: int, room: int) -> None:
 
 
 @inner
-def _open(seen: Numbers, rec: DecisionRecord) -> int:
+def _open(features: Numbers, rec: DecisionRecord) -> int:
     """Begin a slot in the record; return where its jobs are."""
-    base, slot, n = int(rec.n[0]), rec.n[3], len(seen)
+    base, slot, n = int(rec.n[0]), rec.n[3], len(features)
     _refuse_full(slot, len(rec.first))
-    _refuse_full(base + n - 1, len(rec.seen))
-    fill_rows(rec.seen[base : base + n], seen)
+    _refuse_full(base + n - 1, len(rec.features))
+    fill_rows(rec.features[base : base + n], features)
     rec.first[slot], rec.n_jobs[slot] = base, n
     rec.n[0] += n
     rec.n[3] += 1
@@ -294,11 +294,11 @@ def decide(
 
     Return whether all that the network gave out on the way was finite.
     """
-    n, stop = batch.episode[b].n_seen, net.stop[0]
-    seen = np.zeros((n, len(net.seen)), np.float32)
-    see(batch, b, slot_s, seen)
-    desk = desk_of(net, seen, batch.job[b]["model"][batch.active[b, :n]])
-    base = _open(seen, rec) if how.keeps else -1
+    n, stop = batch.episode[b].n_observed, net.stop[0]
+    features = np.zeros((n, len(net.seen)), np.float32)
+    see(batch, b, slot_s, features)
+    desk = desk_of(net, features, batch.job[b]["model"][batch.active[b, :n]])
+    base = _open(features, rec) if how.keeps else -1
     sound, weighs = _begin(batch, b, net, desk, rec, base), how.draws or how.keeps
     while True:
         action = _choose(batch, b, slot_s, desk, stop, how, rec, rng) if weighs else _best(desk, stop)

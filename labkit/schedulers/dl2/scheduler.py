@@ -153,7 +153,7 @@ class DL2:
         return self.learns
 
     def remarks(self) -> list[str]:
-        """Return what a reader of its figures has to know: that it learned meanwhile."""
+        """Return the caution for readers of its figures: that it learned meanwhile."""
         if not self.learns:
             return []
         kept = f"go to {self.learned}" if self.learned else "are lost when the run ends (learned=FILE keeps them)"
@@ -176,7 +176,7 @@ class DL2:
             sound = self._learner.decide(batch, snapshot)
             if self.learned:
                 self._learner.weights().save(self.learned)
-        given = batch.given[0]  # (J, 2, G)
+        given = batch.placed[0]  # (J, 2, G)
         if self._monitor is None or self._instead is None:
             return keep(snapshot, given)
         doubts = self._monitor.doubts(snapshot, given.sum(axis=2, dtype=np.int32), sound=sound)
@@ -206,7 +206,7 @@ def _loaded(names: str | Sequence[str]) -> list[Weights]:
 
 
 def _learner(weights: Weights, rng: np.random.Generator) -> Learner:
-    """Return what learns online: of a layer above, found by its entry point; it needs torch."""
+    """Return the online learner: of a layer above, found by its entry point; it needs torch."""
     if (point := from_packages("learner").get("dl2")) is None:
         raise InputError("dl2(learns=True) needs labkit's entry points; install labkit again, or leave it out.")
     try:

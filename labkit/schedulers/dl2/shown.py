@@ -21,7 +21,7 @@ STOP: Final = "stop"
 
 
 def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFrame:
-    """Return what a policy would decide now, and how probable each action is to it.
+    """Return the decision of a policy now, and the probability of each action.
 
     Parameters
     ----------
@@ -52,43 +52,43 @@ def decisions(snapshot: Snapshot, weights: str | Weights = "dl2") -> pd.DataFram
         return pd.DataFrame(columns=list(COLUMNS))
     batch = draft_of(snapshot, policy.models)
     most = int(batch.most[0].sum()) + n + 1
-    kept = record(1, n_jobs=n, n_features=len(net.seen), actions_per_slot=most)
-    decide(batch, 0, policy.slot_s, net, BEST._replace(keeps=True), kept, np.random.default_rng(0))
+    rec = record(1, n_jobs=n, n_features=len(net.seen), actions_per_slot=most)
+    decide(batch, 0, policy.slot_s, net, BEST._replace(keeps=True), rec, np.random.default_rng(0))
     model = np.where(batch.job[0]["model"] < 0, len(net.held) - 1, batch.job[0]["model"])
-    worth = worths(net, kept, model)
+    worth = worths(net, rec, model)
     ids = [snapshot.table.id[k] for k in jobs.number]
     kinds = [jobs.models[k] for k in jobs.model]
-    stop, steps = float(net.stop[0]), range(int(kept.n[2]))
-    rows = [row for step in steps for row in _actions(step, kept, worth, stop, ids, kinds)]
+    stop, steps = float(net.stop[0]), range(int(rec.n[2]))
+    rows = [row for step in steps for row in _actions(step, rec, worth, stop, ids, kinds)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def worths(net: Net, kept: DecisionRecord, model: Ints) -> Numbers:
-    """Return what a worker, a PS and both are worth in each row of the network that was kept, (R, 3).
+def worths(net: Net, rec: DecisionRecord, model: Ints) -> Numbers:
+    """Return the logits of a worker, a PS and both in each recorded row of the network, (R, 3).
 
     `model` (S,) is that of each job that was seen. The same as the compiled network, for all rows at once.
     """
-    n_jobs, n_rows = int(kept.n[0]), int(kept.n[1])
-    job, n_ps, n_workers = kept.job[:n_rows], kept.n_ps[:n_rows], kept.n_workers[:n_rows]
+    n_jobs, n_rows = int(rec.n[0]), int(rec.n[1])
+    job, n_ps, n_workers = rec.job[:n_rows], rec.n_ps[:n_rows], rec.n_workers[:n_rows]
     held = np.column_stack(
         [n_ps / 16, n_workers / 16, np.sqrt(n_ps) / 4, np.sqrt(n_workers) / 4, n_ps == 0, n_workers == 0]
     ).astype(np.float32)
-    before = kept.seen[:n_jobs] @ net.seen + net.bias
+    before = rec.features[:n_jobs] @ net.seen + net.bias
     one = np.maximum(before[job] + np.einsum("rk,rkh->rh", held, net.held[model[job]]), 0)
     found: Numbers = np.maximum(one @ net.middle + net.middle_bias, 0) @ net.worth + net.worth_bias
     return found
 
 
 def _actions(
-    step: int, kept: DecisionRecord, worth: Numbers, stop: float, ids: list[str], kinds: list[str]
+    step: int, rec: DecisionRecord, worth: Numbers, stop: float, ids: list[str], kinds: list[str]
 ) -> list[tuple[int, str, str, str, float, bool]]:
     """Return the rows of a decision."""
-    n, last = len(ids), kept.mask.shape[1] - 1
-    allowed = np.flatnonzero(kept.mask[step, : 3 * n])
-    scores = np.append(worth[kept.row[step, allowed // 3], allowed % 3], stop).astype(np.float64)
+    n, last = len(ids), rec.mask.shape[1] - 1
+    allowed = np.flatnonzero(rec.mask[step, : 3 * n])
+    scores = np.append(worth[rec.row[step, allowed // 3], allowed % 3], stop).astype(np.float64)
     chance = np.exp(scores - scores.max())
     chance /= chance.sum()
-    action = int(kept.action[step])
+    action = int(rec.action[step])
     rows = [
         (step, ids[a // 3], kinds[a // 3], TASKS[a % 3], p, bool(a == action))
         for a, p in zip(allowed.tolist(), chance.tolist(), strict=False)

@@ -56,7 +56,7 @@ def advise(batch: Batch, b: int, allowed: Bools, n_tasks: int, slot_s: float) ->
     for g in range(n_groups):
         free += batch.free[b, g]
     best, advised = 0.0, -1
-    for i in range(batch.episode[b].n_seen):
+    for i in range(batch.episode[b].n_observed):
         gain, action = _gain(batch, b, i, n_tasks, free, slot_s)
         if action >= 0 and gain > best and allowed[3 * i + action]:
             best, advised = gain, 3 * i + action

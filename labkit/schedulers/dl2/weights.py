@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from labkit.core.resources import Floats
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, mapping, names, other_names, seconds
-from labkit.schedulers.dl2.network import N_HELD, Net, n_seen
+from labkit.schedulers.dl2.network import N_TASK_FEATURES, Net, n_inputs
 from labkit.speed.dl2 import THETA
 
 KEY: Final = "scenario"
@@ -98,7 +98,7 @@ def _fault(tensors: Tensors, models: Sequence[str], *_: object) -> str:
         return fault
     n = tensors["bias"].size
     expected = {
-        "seen": (n_seen(n_models), n), "held": (n_models + 1, N_HELD, n), "bias": (n,), "middle": (n, n),
+        "seen": (n_inputs(n_models), n), "held": (n_models + 1, N_TASK_FEATURES, n), "bias": (n,), "middle": (n, n),
         "middle_bias": (n,), "worth": (n, 3), "worth_bias": (3,), "stop": (1,),
     }  # fmt: skip
     if has_speeds:

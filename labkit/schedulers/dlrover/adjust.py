@@ -108,8 +108,8 @@ class Watch:
     """How many times in a row each sign was seen."""
     tried: Mapping[Sign, int] = field(default_factory=dict)
     """How many repairs were made of each."""
-    told: frozenset[Sign] = frozenset()
-    """Signs of which it was told that nothing is done about them."""
+    reported: frozenset[Sign] = frozenset()
+    """Signs that were reported as left alone."""
     worker: Task | None = None
     """The usual worker, with the seconds of a gradient averaged over what was measured at its limit, as long as it was
     not slow: what a job's only worker is compared with."""
@@ -135,11 +135,11 @@ def adjust(
     if not free:
         return watch, None
     for sign in sorted(seen):
-        if watch.signs[sign] < rules.n_signs or sign in watch.told:
+        if watch.signs[sign] < rules.n_signs or sign in watch.reported:
             continue
         action = _REPAIRS[sign[0]](watch, report, rules, predicted, sign[1])
         if action.do == Do.NOTHING:
-            return replace(watch, told=watch.told | {sign}), action
+            return replace(watch, reported=watch.reported | {sign}), action
         mended = {sign, *((sign[0], task) for task in action.tasks)}
         tried = {**watch.tried, **{each: watch.tried.get(each, 0) + 1 for each in mended}}
         return replace(watch, signs={}, tried=tried), action

@@ -22,7 +22,7 @@ from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.front import PlanLimits, tables_of
 from labkit.schedulers.dlrover.plan import FASTER, NO_SLOWER, Plan
 
-N_DRAWN, N_AGAIN, N_KEPT = 1024, 256, 40
+N_DRAWN, N_AGAIN, N_PREDICTING = 1024, 256, 40
 """Hypotheses that are drawn, that are varied around the likely ones, and that predict."""
 ROUNDS: Final = 3
 """Times that hypotheses are weighed, each time with the root of the likelihood."""
@@ -113,7 +113,7 @@ class SampleTable:
     plans: Floats
     speed: Floats
     used: Floats
-    given: Floats
+    limits: Floats
     load: Floats
 
     @classmethod
@@ -121,9 +121,9 @@ class SampleTable:
         """Return samples as a table."""
         plans = rows_of([sample.plan for sample in samples])
         columns = np.array([(s.speed, s.worker_cores, s.ps_cores, s.hottest_load) for s in samples], np.float64).T
-        given = np.stack([plans[:, 0] * plans[:, 1], plans[:, 2] * plans[:, 3]])
+        limits = np.stack([plans[:, 0] * plans[:, 1], plans[:, 2] * plans[:, 3]])
         used = np.where(columns[1:3] > 0, columns[1:3], np.nan)
-        return cls(plans, columns[0], used, given, columns[3] * plans[:, 2])
+        return cls(plans, columns[0], used, limits, columns[3] * plans[:, 2])
 
 
 def rows_of(plans: Sequence[Plan]) -> Floats:
@@ -223,7 +223,7 @@ def _alike(a: Floats, b: Floats) -> Floats:
 
 
 def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> SpeedBelief:
-    """Return what is believed of a job after some samples, in the same way each time it is asked.
+    """Return the belief about a job after some samples, the same for the same samples.
 
     `others` are samples of jobs of its kind.
     """
@@ -234,7 +234,7 @@ def believe(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> SpeedBe
         h = _varied(h[_picked(np.logaddexp.reduce(likely, axis=0) / ROUNDS, N_AGAIN)], rng)
         likely = _likelihoods(h, table)
     once = likely - (1 - 1 / ROUNDS) * np.logaddexp.reduce(likely, axis=0)  # all rounds together count once
-    kind, which = np.unravel_index(_picked(once.ravel(), N_KEPT), likely.shape)
+    kind, which = np.unravel_index(_picked(once.ravel(), N_PREDICTING), likely.shape)
     h = h[which]
     alike, wrong = _alike(table.plans, table.plans), np.log(table.speed) - _log_speeds(h, table.plans)
     grid = [(noise, spread) for noise in NOISE for spread in UNEXPLAINED]
@@ -262,8 +262,8 @@ def _drawn(table: SampleTable, rng: np.random.Generator) -> Floats:
         return np.where(rng.random(n) < part, other, np.inf)
 
     spins, constants = rng.random((2, n)) < SPIN, []
-    for used, given, spin in zip(table.used, table.given, spins, strict=True):
-        free = (given / speed).min() * between(0.003, 1.3)  # so that it is no limit, or hardly one, anywhere
+    for used, limit, spin in zip(table.used, table.limits, spins, strict=True):
+        free = (limit / speed).min() * between(0.003, 1.3)  # so that it is no limit, or hardly one, anywhere
         told = np.log((used / speed)[np.isfinite(used)])
         mine = np.exp(told.mean() + 0.1 * rng.standard_normal(n)) if len(told) else free
         constants.append(np.where(spin, free, mine))
@@ -292,10 +292,10 @@ def _likelihoods(h: Floats, table: SampleTable) -> Floats:
     k, alike = len(table.speed), _alike(table.plans, table.plans)
     wrong = (np.log(table.speed) - _log_speeds(h, table.plans)).T
     uses, n_uses = np.zeros(len(h)), 0
-    for used, given, constant, spins in zip(table.used, table.given, (_C, _U), (_SPIN_W, _SPIN_PS), strict=True):
+    for used, limit, constant, spins in zip(table.used, table.limits, (_C, _U), (_SPIN_W, _SPIN_PS), strict=True):
         there = np.isfinite(used)
         told = np.log(used[there] / table.speed[there])[:, None] - np.log(h[:, constant])
-        spun = np.log(used[there] / given[there])[:, None] ** 2
+        spun = np.log(used[there] / limit[there])[:, None] ** 2
         uses += np.where(h[:, spins] > 0, spun, told**2 / 2).sum(axis=0)  # two are measured, each with its noise
         n_uses += int(there.sum())
     told = []

@@ -41,7 +41,7 @@ class CarriedRoom:
     trial: Trial = field(init=False)
     """What is free; its own tasks stay as they are."""
     _at: dict[int, int] = field(init=False)
-    _given: dict[int, Rows] = field(default_factory=dict, init=False)
+    _changed: dict[int, Rows] = field(default_factory=dict, init=False)
     _others: list[Placement] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -65,9 +65,9 @@ class CarriedRoom:
 
     def rows(self, job: int) -> Rows:
         """Return the tasks that a job has, with what each takes; none for one that waits."""
-        return self._given.get(job) or self._held(job)
+        return self._changed.get(job) or self._tasks_before(job)
 
-    def _held(self, job: int) -> Rows:
+    def _tasks_before(self, job: int) -> Rows:
         """Return the tasks that a job has before this decision."""
         i = self._at.get(job)
         if i is None:
@@ -86,7 +86,7 @@ class CarriedRoom:
         given = _carry(self.trial.book, *self.rows(job), kinds, amounts, self._demand[:, job], whole)
         if not len(given[0]):
             return None
-        self._given[job] = given[:2]
+        self._changed[job] = given[:2]
         return plan if given[2] == plan.n_workers else replace(plan, n_workers=given[2])
 
     def holds_one_more(self, job: int, cores: float) -> bool:
@@ -96,7 +96,7 @@ class CarriedRoom:
         return bool(usable_rooms(self.trial.book, demand, self.trial.runs_on(job)).any())
 
     def resize(self, job: int, role: Role, cores: Mapping[int, float]) -> bool:
-        """Give some tasks of a job, by number, other cores where they are, and tell whether these were there."""
+        """Give some tasks of a job, by number, other cores where they are, and return whether these were there."""
         rows, amounts = self.rows(job)
         first = np.cumsum(np.where(rows[:, 0] == role, rows[:, 2], 0)) - rows[:, 2]
         new: list[tuple[int, int, int]] = []
@@ -112,11 +112,11 @@ class CarriedRoom:
                 sized.append((given, gb))
         if not self._take_more(CPUS, more):
             return False
-        self._given[job] = np.array(new, np.int32), np.array(sized)
+        self._changed[job] = np.array(new, np.int32), np.array(sized)
         return True
 
     def remember(self, job: int, gb: float) -> bool:
-        """Give each server of a job other memory where it is, and tell whether it was there."""
+        """Give each server of a job other memory where it is, and return whether it was there."""
         rows, amounts = self.rows(job)
         amounts = amounts.copy()
         mine = rows[:, 0] == Role.PS
@@ -125,11 +125,11 @@ class CarriedRoom:
         if not self._take_more(MEMORY_GB, more):
             return False
         amounts[mine, 1] = gb
-        self._given[job] = rows, amounts
+        self._changed[job] = rows, amounts
         return True
 
     def _take_more(self, resource: int, more: Floats) -> bool:
-        """Take more of a resource in each group, (G,), or less; tell whether it was there."""
+        """Take more of a resource in each group, (G,), or less; return whether it was there."""
         if (self.trial.free[:, resource] - more < -SLACK)[more > 0].any():
             return False
         for group in np.flatnonzero(more).tolist():
@@ -140,23 +140,23 @@ class CarriedRoom:
 
     def placement(self) -> Placement:
         """Return the decision that makes it so."""
-        changed = [job for job, rows in self._given.items() if not self._as_before(job, rows)]
+        changed = [job for job, rows in self._changed.items() if not self._as_before(job, rows)]
         own = self.trial.placement()
         if changed:
             own = self._of(changed, own)
         return Placement.joined([*self._others, own])
 
-    def _of(self, changed: list[int], said: Placement) -> Placement:
+    def _of(self, changed: list[int], answer: Placement) -> Placement:
         """Return the placement of jobs that are given other tasks, with the repairs and reasons of another."""
-        rows = np.concatenate([self._given[job][0] for job in changed])
-        owner = np.repeat(np.array(changed, np.int32), [len(self._given[job][0]) for job in changed])
-        given = np.concatenate([self._given[job][1] for job in changed])
+        rows = np.concatenate([self._changed[job][0] for job in changed])
+        owner = np.repeat(np.array(changed, np.int32), [len(self._changed[job][0]) for job in changed])
+        amounts = np.concatenate([self._changed[job][1] for job in changed])
         declared = self._demand[rows[:, 0], owner][:, [CPUS, MEMORY_GB]]
-        other = np.where(np.abs(given - declared) < 1e-6, np.nan, given)
+        other = np.where(np.abs(amounts - declared) < 1e-6, np.nan, amounts)
         cpus, memory_gb = (None, None) if np.isnan(other).all() else other.T
         return Placement.of(
             changed, job=owner, role=rows[:, 0], group=rows[:, 1], count=rows[:, 2], cpus=cpus, memory_gb=memory_gb,
-            repairs=said.repairs, reasons=said.reasons,
+            repairs=answer.repairs, reasons=answer.reasons,
         )  # fmt: skip
 
     def _wanted(self, job: int, plan: Plan) -> tuple[Ints, Floats]:
@@ -180,12 +180,12 @@ class CarriedRoom:
             amounts.append((plan.ps_cores, gb))
         return np.array(kinds, np.int32), np.array(amounts, np.float64)
 
-    def _as_before(self, job: int, given: Rows) -> bool:
+    def _as_before(self, job: int, tasks: Rows) -> bool:
         """Return whether a job would have what it has."""
-        rows, amounts = self._held(job)
-        if len(rows) != len(given[0]) or rows.tobytes() != given[0].tobytes():
+        rows, amounts = self._tasks_before(job)
+        if len(rows) != len(tasks[0]) or rows.tobytes() != tasks[0].tobytes():
             return False
-        return bool((np.abs(amounts - given[1]) < 1e-5).all())
+        return bool((np.abs(amounts - tasks[1]) < 1e-5).all())
 
 
 @kernel
@@ -226,7 +226,7 @@ def _carry(
             k = len(kinds) - 1 - i if backward else i
             left[k], n = _spread(book, usable, demand[k], k, left[k], put, before, n)
         if _enough(kinds, left, whole):
-            return _told(put[:n], kinds, amounts)
+            return _merged_rows(put[:n], kinds, amounts)
         for i in range(n - 1, n_stay - 1, -1):
             restore(book, put[i, 1], before[i])
     for p in range(len(old)):
@@ -344,7 +344,7 @@ def _comes_before(put: Ints, i: int, j: int) -> bool:
 
 
 @inner
-def _told(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
+def _merged_rows(put: Ints, kinds: Ints, amounts: Floats) -> tuple[Ints, Floats, int]:
     """Return what was put as rows by kind and group, each group once, their cores and GB, and the number of workers."""
     order = np.arange(len(put))
     for i in range(1, len(put)):  # few, and nearly in order

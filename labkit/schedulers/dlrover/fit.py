@@ -41,8 +41,8 @@ class Sample:
         return 0 < self.speed < inf
 
     @property
-    def tells_use(self) -> bool:
-        """Whether it tells the cores in use, too, so that constants can be had from it alone."""
+    def has_use(self) -> bool:
+        """Whether it has the cores in use, too, so that constants can be had from it alone."""
         return self.usable and 0 < self.worker_cores < inf and 0 < self.ps_cores < inf
 
 
@@ -138,7 +138,7 @@ def _gang(sample: Sample) -> tuple[float, float, float, float]:
 
 
 def _usable(samples: Sequence[Sample]) -> list[Sample]:
-    good = [sample for sample in samples if sample.tells_use]
+    good = [sample for sample in samples if sample.has_use]
     if not good:
         raise InputError(
             f"none of {len(samples)} samples tells a speed and used cores > 0; ask for measurements, e.g. "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-KEPT: Final = 8
+MAX_POINTS: Final = 8
 """Points of a job that are kept."""
 
 
@@ -29,7 +29,7 @@ def noted(points: tuple[Point, ...], steps: float, gb: float, part: float) -> tu
     last = points[-1] if points else None
     if not gb > 0 or (last and (steps <= last.steps or gb / part == last.gb / last.part)):
         return points
-    return (*points[-KEPT + 1 :], Point(steps, gb, part))
+    return (*points[-MAX_POINTS + 1 :], Point(steps, gb, part))
 
 
 def foreseen_gb(points: Sequence[Point], total_steps: float) -> float:

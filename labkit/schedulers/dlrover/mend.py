@@ -13,7 +13,7 @@ from labkit.core.resources import MEMORY_GB
 from labkit.schedulers.dlrover.adjust import Action, Do, Report, adjust
 from labkit.schedulers.dlrover.memory import foreseen_gb, noted
 from labkit.schedulers.dlrover.plan import Plan
-from labkit.schedulers.dlrover.share import Known
+from labkit.schedulers.dlrover.share import JobBelief
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import Stage, balanced, may_change
 from labkit.schedulers.dlrover.turn import Turn
@@ -41,25 +41,25 @@ class Mender:
 
     # --- troubles
 
-    def watch(self, i: int, job: int, known: Known | None) -> None:
+    def watch(self, i: int, job: int, belief: JobBelief | None) -> None:
         """Count the signs of trouble of a job after a measurement, and do what is to be done about them."""
         state, rules = self.turn.states[job], self.turn.rules
-        report = self._report(i, job, known)
+        report = self._report(i, job, belief)
 
         def predicted(n_workers: int) -> float:
-            return known.speed(state.plan, more=n_workers - state.plan.n_workers) if known is not None else 0.0
+            return belief.speed(state.plan, more=n_workers - state.plan.n_workers) if belief is not None else 0.0
 
         free = self.free_to_change(job)
         watch, action = adjust(state.watch, report, rules, predicted=predicted, free=free)
         self.turn.states[job] = state._replace(watch=watch)
         if action is not None:
-            self._do(job, state.plan, action, known)
+            self._do(job, state.plan, action, belief)
 
-    def _report(self, i: int, job: int, known: Known | None) -> Report:
+    def _report(self, i: int, job: int, belief: JobBelief | None) -> Report:
         state, turn = self.turn.states[job], self.turn
         left = float(turn.snapshot.table.total_steps[job] - self.sight.steps[i])
         speed = float(self.sight.speed[i])
-        grows = state.stage == Stage.FINAL and known is not None and may_change(state, turn.rules, now_s=turn.now_s)
+        grows = state.stage == Stage.FINAL and belief is not None and may_change(state, turn.rules, now_s=turn.now_s)
         spare = turn.spare_cores
         if not turn.rules.beyond:
             spare = min(spare, max(self.total_cores - state.plan.cores, 0.0))
@@ -72,7 +72,7 @@ class Mender:
             most_workers=int(turn.snapshot.table.max_workers[job]) if grows else state.plan.n_workers,
         )  # fmt: skip
 
-    def _do(self, job: int, plan: Plan, action: Action, known: Known | None) -> None:
+    def _do(self, job: int, plan: Plan, action: Action, belief: JobBelief | None) -> None:
         """Carry out an action, or tell why nothing is done."""
         turn, done = self.turn, plan
         if action.do == Do.NOTHING:
@@ -91,7 +91,7 @@ class Mender:
             return None  # cores are free, but not in one piece
         if done is plan and action.do == Do.MORE_CORES:
             return turn.tell(job, f"{action.why}; no machine has them free")
-        return turn.change(job, done, action.why, predicted=nan if known is None else known.speed(done))
+        return turn.change(job, done, action.why, predicted=nan if belief is None else belief.speed(done))
 
     def _larger(self, job: int, plan: Plan, action: Action) -> Plan:
         """Give servers more cores, where they are if they can have them there; return the plan that came of it."""

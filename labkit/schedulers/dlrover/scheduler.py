@@ -25,10 +25,10 @@ from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import LEARNS, USUAL, Rules
-from labkit.schedulers.dlrover.share import OTHERS, TAKEN_BACK, Beliefs, Known, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.share import OTHERS, TAKEN_BACK, Beliefs, JobBelief, Wish, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import N_SAMPLES, JobState, Stage, look, may_change
-from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_as_asked, likeness, start
+from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_requested_plan, likeness, start
 from labkit.schedulers.dlrover.turn import PlanEntry, Turn
 from labkit.schedulers.recall import Recall
 
@@ -125,7 +125,7 @@ class Dlrover:
         return self._memory.newest.history
 
     def schedule(self, snapshot: Snapshot) -> Placement:
-        """Return what starts, which jobs get other tasks or cores, what is repaired, and why."""
+        """Return the starts, changes of tasks and cores, and repairs, with reasons."""
         state = self._memory.before(snapshot)
         del self.plan_log[state.n_logged :]
         placement, state = self._decide(snapshot, state)
@@ -143,7 +143,7 @@ class Dlrover:
         started = start_in_order(snapshot, left_alone, self.placer, backfill=True)
         room.take(started)
         active, waiting = frozenset(jobs.tolist()), jobs[mine & ~running].tolist()
-        states = {job: known for job, known in state.jobs.items() if job in active}
+        states = {job: belief for job, belief in state.jobs.items() if job in active}
         turn = Turn(snapshot, room, self.rules, states, state.pause_s, plan_log=self.plan_log)
         asked = np.setdiff1d(left_alone, started.set_jobs)
         turn.reserved = float(table.gang_demand[asked, CPUS].sum()) + 2 * COLD_CORES[1] * self.unit * len(waiting)
@@ -167,18 +167,18 @@ class Dlrover:
         mender = Mender(turn, sight, self.total_cores, self._largest(turn.snapshot), self.unit)
         came, final = set[str](), list[int]()
         for i, job in enumerate(sight.running.job.tolist()):
-            known = states.get(job)
-            plan = sight.plan(i, known.plan if known else None)
-            if known is None:  # it ran before this brain came
-                known = states[job] = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
-            elif known.plan is not plan:
-                known = states[job] = known._replace(plan=plan)  # what it really has
-            new = measured_s[i] > max(before.watched_s.get(job, -1.0), known.changed_s)
+            belief = states.get(job)
+            plan = sight.plan(i, belief.plan if belief else None)
+            if belief is None:  # it ran before this brain came
+                belief = states[job] = JobState(Stage.SAMPLE, plan, now_s, steps=float(sight.steps[i]))
+            elif belief.plan is not plan:
+                belief = states[job] = belief._replace(plan=plan)  # what it really has
+            new = measured_s[i] > max(before.watched_s.get(job, -1.0), belief.changed_s)
             if new:
                 self._watch(mender, i, job, suspect=suspects[i])
-                known = states[job]
-            due = now_s >= known.changed_s + rules.gap_s
-            if due and (known.stage is not Stage.FINAL or (known.samples and new and known.is_off(speed[i], rules))):
+                belief = states[job]
+            due = now_s >= belief.changed_s + rules.gap_s
+            if due and (belief.stage is not Stage.FINAL or (belief.samples and new and belief.is_off(speed[i], rules))):
                 came.add(self._sample(turn, sight, i, job))
                 final += [job] if states[job].stage is Stage.FINAL and not states[job].gave_up else []
         self._doubt(turn, sight.running.job.tolist())
@@ -201,28 +201,28 @@ class Dlrover:
 
     def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
         """Take a sample of a job, and return what came of it."""
-        seen = sight.seen(i, turn.states[job].plan)
+        seen = sight.observation(i, turn.states[job].plan)
         state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s)
         turn.states[job] = state
         if came == "gave up" and state.gave_up:
-            give_as_asked(turn, job)
+            give_requested_plan(turn, job)
         if came == "sampled":
             turn.pause_s += (LEARNS if turn.pause_s else 1.0) * (state.pause_s - turn.pause_s)
         return came
 
     def _suspects(self, turn: Turn, sight: Sight) -> Bools:
         """Return which jobs may be in trouble, (J,): the others need not be looked at one by one."""
-        suspects, final = sight.told_apart.copy(), dict[int, int]()
+        suspects, final = sight.has_single_tasks.copy(), dict[int, int]()
         may_grow = self.rules.n_more > 0 and turn.spare_cores > 0
         jobs = sight.running.job.tolist()
         for i in np.flatnonzero(sight.idle(self.rules) & ~suspects).tolist() if may_grow else ():
             state = turn.states.get(jobs[i])
-            if state is None or state.stage is not Stage.FINAL or (Trouble.IDLE, -1) in state.watch.told:
+            if state is None or state.stage is not Stage.FINAL or (Trouble.IDLE, -1) in state.watch.reported:
                 continue
             if may_change(state, self.rules, now_s=turn.now_s):
                 final[jobs[i]] = i
-        for (job, i), known in zip(final.items(), self._known(turn, list(final)), strict=True):
-            suspects[i] = known.gain(turn.states[job].plan, more=self.rules.n_more) >= 1 + self.rules.min_gain
+        for (job, i), belief in zip(final.items(), self._beliefs_of(turn, list(final)), strict=True):
+            suspects[i] = belief.gain(turn.states[job].plan, more=self.rules.n_more) >= 1 + self.rules.min_gain
         return suspects
 
     def _watch(self, mender: Mender, i: int, job: int, *, suspect: bool) -> None:
@@ -231,21 +231,21 @@ class Dlrover:
             mender.foresee(i, job)
         state = mender.turn.states[job]
         if suspect and not state.gave_up:
-            known = self._known(mender.turn, [job])[0] if state.samples and not state.doubts else None
-            mender.watch(i, job, known)
+            belief = self._beliefs_of(mender.turn, [job])[0] if state.samples and not state.doubts else None
+            mender.watch(i, job, belief)
         elif state.watch.signs:
             mender.turn.states[job] = state._replace(watch=replace(state.watch, signs={}))
 
     def _noted(self, turn: Turn, final: list[int], history: History) -> History:
         """Return the history with the plans of jobs that are estimated for the last time."""
         plans, final = {}, [job for job in final if not turn.states[job].doubts]
-        for job, known in zip(final, self._known(turn, final), strict=True):
-            best = known.front.plan(known.front.entry(len(known.front) - 1))
+        for job, belief in zip(final, self._beliefs_of(turn, final), strict=True):
+            best = belief.front.plan(belief.front.entry(len(belief.front) - 1))
             plans[likeness(turn.snapshot, job)] = turn.with_memory(job, best)
         return history.noted(plans) if plans else history
 
-    def _known(self, turn: Turn, jobs: list[int]) -> list[Known]:
-        """Return what is believed of jobs that have samples."""
+    def _beliefs_of(self, turn: Turn, jobs: list[int]) -> list[JobBelief]:
+        """Return the beliefs about jobs that have samples."""
 
         def limits(new: list[int]) -> list[PlanLimits]:
             table, most = turn.snapshot.table, self._largest(turn.snapshot)
@@ -264,7 +264,7 @@ class Dlrover:
     # --- the cluster
 
     def _share(self, turn: Turn, sight: Sight) -> bool:
-        """Give jobs that may be changed the plans that gain most; tell whether some were not yet free to change."""
+        """Give jobs that may be changed the plans that gain most; return whether some were not yet free to change."""
         states, now_s = turn.states, turn.now_s
         running: Ints = sight.running.job
         free = np.array([may_change(states[job], self.rules, now_s=now_s) for job in running.tolist()], np.bool_)
@@ -272,7 +272,7 @@ class Dlrover:
         held = sum(states[job].plan.cores for job in movable)
         free_cores = float(turn.room.trial.free[:, CPUS].sum())
         wanted = wishes(
-            self._known(turn, movable), [states[job] for job in movable], jobs=movable,
+            self._beliefs_of(turn, movable), [states[job] for job in movable], jobs=movable,
             left=turn.snapshot.table.total_steps[movable] - sight.steps[free], rules=self.rules,
             budget=free_cores + held - turn.reserved, pause_s=turn.pause_s, wait=turn.reserved > 0, root=self.root,
             fresh=turn.fresh,
@@ -288,7 +288,7 @@ class Dlrover:
         return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in running.tolist())
 
     def _carry_out(self, turn: Turn, wish: Wish) -> bool:
-        """Give a job the plan that it is to have, as far as there is room, and tell whether that changed it."""
+        """Give a job the plan that it is to have, as far as there is room, and return whether that changed it."""
         plan = turn.with_memory(wish.job, wish.plan)
         got = turn.room.settle(wish.job, plan)
         if got is None or got == turn.states[wish.job].plan:

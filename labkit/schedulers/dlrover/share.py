@@ -29,7 +29,7 @@ _NONE: Final = np.array([1.0, 1.0, 1.0, 1.0])
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Known:
+class JobBelief:
     """What is believed of a job: from which samples, its work or a belief, and the plans that are worth their cores."""
 
     samples: tuple[Sample, ...]
@@ -73,30 +73,30 @@ class Known:
 class Beliefs:
     """Fronts of jobs, made when their samples are new."""
 
-    _known: dict[int, Known] = field(default_factory=dict)
+    _by_job: dict[int, JobBelief] = field(default_factory=dict)
 
     def of(
         self, states: Mapping[int, JobState], jobs: Sequence[int], limits: Callable[[list[int]], list[PlanLimits]]
-    ) -> list[Known]:  # fmt: skip
-        """Return what is believed of some jobs, all of which have samples; `limits` are asked for where it is new."""
-        known = self._known
-        new = [job for job in jobs if job not in known or not known[job].follows(states[job])]
+    ) -> list[JobBelief]:  # fmt: skip
+        """Return the beliefs about some jobs, all with samples; `limits` is called for new ones."""
+        by_job = self._by_job
+        new = [job for job in jobs if job not in by_job or not by_job[job].follows(states[job])]
         plain = [job for job in new if states[job].belief is None]
         if plain:
             works, within = works_of([states[job].samples for job in plain]), limits(plain)
             for job, work, front, each in zip(plain, works, fronts(works, within), within, strict=True):
-                known[job] = Known(states[job].samples, work, front, each)
+                by_job[job] = JobBelief(states[job].samples, work, front, each)
         for job in new:
             if (belief := states[job].belief) is not None:
                 each = limits([job])[0]
-                known[job] = Known(belief.samples, _NONE, Front.of_rows(*belief.frontier(each)), each, belief)
-        if len(known) > 4 * len(states) + 64:
-            self._known = {job: each for job, each in known.items() if job in states}
-        return [self._known[job] for job in jobs]
+                by_job[job] = JobBelief(belief.samples, _NONE, Front.of_rows(*belief.frontier(each)), each, belief)
+        if len(by_job) > 4 * len(states) + 64:
+            self._by_job = {job: each for job, each in by_job.items() if job in states}
+        return [self._by_job[job] for job in jobs]
 
     def forget(self) -> None:
         """Begin anew."""
-        self._known.clear()
+        self._by_job.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def believed(works: Floats, plans: Sequence[Plan]) -> Floats:
 
 
 def wishes(
-    known: Sequence[Known], states: Sequence[JobState], *, jobs: Sequence[int], left: Floats, budget: float,
+    beliefs: Sequence[JobBelief], states: Sequence[JobState], *, jobs: Sequence[int], left: Floats, budget: float,
     rules: Rules, pause_s: float, wait: bool, root: float, fresh: Collection[int] = (),
 ) -> list[Wish]:  # fmt: skip
     """Return the changes that are worth it, of jobs that may be changed, within a budget of cores for all of them.
@@ -142,10 +142,10 @@ def wishes(
     fresh : collection of int
         Jobs of which a belief is new: a plan may be tried.
     """
-    if not known:
+    if not beliefs:
         return []
-    fronts_of = [each.front for each in known]
-    first = np.zeros(len(known) + 1, np.int64)
+    fronts_of = [each.front for each in beliefs]
+    first = np.zeros(len(beliefs) + 1, np.int64)
     np.cumsum([len(front.cores) for front in fronts_of], out=first[1:])
     all_cores, speed = (
         np.concatenate(columns) for columns in zip(*((f.cores, f.speed) for f in fronts_of), strict=True)
@@ -153,7 +153,7 @@ def wishes(
     gain = (speed / np.repeat(speed[first[1:] - 1], np.diff(first))) ** root
     least = float(all_cores[first[:-1]].sum())
     at = first[:-1] + np.maximum(chosen(all_cores, gain, first, max(budget, least)), 0)
-    now, scale = _now(known, states)
+    now, scale = _now(beliefs, states)
     predicted, frugal = speed[at] * scale, _frugal(speed, first, at)
     cores, entries = all_cores[frugal], frugal - first[:-1]
     held = np.array([state.plan.cores for state in states])
@@ -161,22 +161,22 @@ def wishes(
     faster, fewer = _worth(now, predicted, cores, held, left, special, rules=rules, pause_s=pause_s, wait=wait)
     spare, told = budget - float(np.where(faster | fewer, cores, held).sum()), list[Wish]()
     for i in np.flatnonzero(faster | fewer).tolist():
-        plan = known[i].front.plan(int(entries[i]))
+        plan = beliefs[i].front.plan(int(entries[i]))
         told.append(_wish(jobs[i], plan, states[i], rules, predicted=float(predicted[i]), now=float(now[i])))
     for i in [i for i, job in enumerate(jobs) if job in fresh and not (faster[i] or fewer[i] or special[i])]:
         within = float(held[i]) + max(spare, 0.0)
-        trial = _trial(jobs[i], known[i], states[i], rules, left=float(left[i]), cores=within, pause_s=pause_s)
+        trial = _trial(jobs[i], beliefs[i], states[i], rules, left=float(left[i]), cores=within, pause_s=pause_s)
         if trial is not None:
             told.append(trial)
             spare -= max(trial.more, 0.0)
     return sorted(told, key=lambda wish: wish.job)
 
 
-def _now(known: Sequence[Known], states: Sequence[JobState]) -> tuple[Floats, Floats]:
+def _now(beliefs: Sequence[JobBelief], states: Sequence[JobState]) -> tuple[Floats, Floats]:
     """Return the steps/s of jobs as they are, and by what predictions are scaled, (J,) each: by what was measured."""
-    now = believed(np.array([each.work for each in known]), [state.plan for state in states])
-    scale = np.ones(len(known))
-    for i, (each, state) in enumerate(zip(known, states, strict=True)):
+    now = believed(np.array([each.work for each in beliefs]), [state.plan for state in states])
+    scale = np.ones(len(beliefs))
+    for i, (each, state) in enumerate(zip(beliefs, states, strict=True)):
         last = state.samples[-1]
         if each.belief is not None:
             now[i] = each.speed(state.plan)
@@ -195,20 +195,20 @@ def _wish(job: int, plan: Plan, state: JobState, rules: Rules, *, predicted: flo
 
 
 def _trial(
-    job: int, known: Known, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
+    job: int, belief: JobBelief, state: JobState, rules: Rules, *, left: float, cores: float, pause_s: float
 ) -> Wish | None:  # fmt: skip
     """Return the plan that is worth trying for what it promises.
 
     It must pay for the way there and back, and the more often others were tried.
     """
-    if known.belief is None or state.n_trials >= rules.n_trials:
+    if belief.belief is None or state.n_trials >= rules.n_trials:
         return None
-    now = known.speed(state.plan)
-    plan, gain = known.belief.trial(known.limits, now, cores=cores)
+    now = belief.speed(state.plan)
+    plan, gain = belief.belief.trial(belief.limits, now, cores=cores)
     saved_s = left / now * gain / (1 + gain)
     if gain < 2 * rules.min_gain or saved_s < (1 + state.n_trials) * rules.pays * (2 * pause_s + rules.gap_s):
         return None
-    predicted = known.belief.speed(plan)
+    predicted = belief.belief.speed(plan)
     why = f"{_why(state, predicted, now)}: it is tried, as it promises {gain:.0%} more"
     return Wish(job, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
 
@@ -224,7 +224,7 @@ def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
 
 
 def _worth(
-    now: Floats, predicted: Floats, cores: Floats, held: Floats, left: Floats, special: Bools, *, rules: Rules,
+    now: Floats, predicted: Floats, cores: Floats, current_cores: Floats, left: Floats, special: Bools, *, rules: Rules,
     pause_s: float, wait: bool,
 ) -> tuple[Bools, Bools]:  # fmt: skip
     """Return which plans are worth a change because they are faster, and which because they free cores, (J,) each.
@@ -236,15 +236,15 @@ def _worth(
     left_s = left / np.maximum(now, 1e-12)
     faster = predicted >= (1 + rules.min_gain) * now
     pays = left_s - left / np.maximum(predicted, 1e-12) >= rules.pays * pause_s
-    frees = (cores <= (1 - rules.frees) * held) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
+    frees = (cores <= (1 - rules.frees) * current_cores) & (wait | (~special & (rules.min_gain * left_s >= pause_s)))
     return faster & pays, ~faster & frees
 
 
 def _why(state: JobState, predicted: float, now: float) -> str:
-    """Return what was measured of a job last, and predicted of that plan, and what is predicted of another one."""
+    """Return the last measured and predicted speed of a job, and the prediction for another plan."""
     last = state.samples[-1]
     told = compared(last.speed, state.expected)
-    told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.tells_use else ""
+    told += f" with {last.worker_cores:.3g} + {last.ps_cores:.3g} cores in use" if last.has_use else ""
     form = f"; speed {state.belief.form}" if state.belief is not None else ""
     return f"{told}; {predicted:.3g} predicted, {now:.3g} as it is{form}"
 

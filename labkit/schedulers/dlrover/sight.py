@@ -15,9 +15,9 @@ from labkit.schedulers.dlrover.adjust import NAN, Task
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
-from labkit.schedulers.dlrover.stages import Seen
+from labkit.schedulers.dlrover.stages import Observation
 
-_TOLD = [Quantity.CORES, Quantity.LOAD, Quantity.COMPUTE_S]
+_QUANTITIES = [Quantity.CORES, Quantity.LOAD, Quantity.COMPUTE_S]
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class Sight:
 
     @classmethod
     def of(cls, snapshot: Snapshot, jobs: Ints) -> Sight:
-        """Return what a snapshot shows of some jobs that hold tasks."""
+        """Return the view of some jobs that hold tasks."""
         return cls(snapshot, snapshot.running(jobs))
 
     def __post_init__(self) -> None:
@@ -67,10 +67,10 @@ class Sight:
         self.ps_gb: Floats = gb
         self._declared_gb: Floats = demand[Role.PS, running.job, MEMORY_GB]
         self._compute_s: Floats = columns.slowest_compute_s[self._at]
-        self._told = self.snapshot.measured_tasks(running.job)
-        first = np.searchsorted(self._told.job, np.append(running.job, np.iinfo(np.int32).max))
-        self._first_told: list[int] = first.tolist()
-        self.told_apart: Bools = first[1:] > first[:-1]
+        self._single_tasks = self.snapshot.measured_tasks(running.job)
+        first = np.searchsorted(self._single_tasks.job, np.append(running.job, np.iinfo(np.int32).max))
+        self._first_single: list[int] = first.tolist()
+        self.has_single_tasks: Bools = first[1:] > first[:-1]
         """Which jobs have tasks of which something of their own is told, (J,)."""
 
     @cached_property
@@ -112,10 +112,10 @@ class Sight:
         columns = (self.speed, self._used[:, 0], self._used[:, 1], self._load, self.measured_s, self.steps)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def seen(self, i: int, plan: Plan) -> Seen:
-        """Return what was measured of a job last."""
+    def observation(self, i: int, plan: Plan) -> Observation:
+        """Return the last measurement of a job."""
         *sample, measured_s, steps = self._measured[i]
-        return Seen(Sample(plan, *sample), measured_s, steps)
+        return Observation(Sample(plan, *sample), measured_s, steps)
 
     @cached_property
     def points(self) -> list[tuple[float, float, float]]:
@@ -140,9 +140,14 @@ class Sight:
 
     def tasks(self, i: int, role: Role, plan: Plan) -> tuple[tuple[Task, ...], Task]:
         """Return the tasks of a role of a job of which something is told, and the usual one."""
-        (a, b), told = self._first_told[i : i + 2], self._told
+        (a, b), single = self._first_single[i : i + 2], self._single_tasks
         n, limit = (plan.n_ps, plan.ps_cores) if role == Role.PS else (plan.n_workers, plan.worker_cores)
-        rows = zip(told.role[a:b].tolist(), told.task[a:b].tolist(), told.values[a:b][:, _TOLD].tolist(), strict=True)
+        rows = zip(
+            single.role[a:b].tolist(),
+            single.task[a:b].tolist(),
+            single.values[a:b][:, _QUANTITIES].tolist(),
+            strict=True,
+        )
         tasks = tuple(
             Task(number, plan.cores_of(number) if role == Role.PS else limit, *values)
             for its_role, number, values in rows

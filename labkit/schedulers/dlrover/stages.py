@@ -84,7 +84,7 @@ class JobState(NamedTuple):
         if self.belief is not None:
             return True
         last = self.samples[-1]
-        if not last.tells_use or abs(log(last.speed / self.predicted)) > log(1 + rules.doubt):
+        if not last.has_use or abs(log(last.speed / self.predicted)) > log(1 + rules.doubt):
             return True
         if len(self.samples) < 2:
             return False
@@ -98,7 +98,7 @@ class JobState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What a snapshot shows of a job that runs: the sample, when it was measured (NaN: never), and steps done."""
 
     sample: Sample
@@ -116,7 +116,7 @@ def compared(measured: float, expected: float) -> str:
     return f"{measured:.3g} steps/s{error}"
 
 
-def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[JobState, str]:
+def look(state: JobState, observation: Observation, rules: Rules, *, now_s: float) -> tuple[JobState, str]:
     """Return the state after a look at a job that runs, and what came of it: "sampled", "gave up" or nothing.
 
     A sample counts when it was taken after the last change, and the gap is over, and no task of it is in trouble.
@@ -124,40 +124,40 @@ def look(state: JobState, seen: Seen, rules: Rules, *, now_s: float) -> tuple[Jo
     if now_s < state.changed_s + rules.gap_s:
         return state, ""
     given_up = now_s >= state.changed_s + rules.patience_s
-    troubled = any(sign not in state.watch.told for sign in state.watch.signs)
+    troubled = any(sign not in state.watch.reported for sign in state.watch.signs)
     if state.stage == Stage.FINAL:
-        return _watched(state, seen, rules, troubled=troubled)
-    if seen.sample.usable and seen.measured_s > state.changed_s and (given_up or not troubled):
-        samples = (*state.samples, seen.sample)[-N_SAMPLES:]
+        return _watched(state, observation, rules, troubled=troubled)
+    if observation.sample.usable and observation.measured_s > state.changed_s and (given_up or not troubled):
+        samples = (*state.samples, observation.sample)[-N_SAMPLES:]
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
-        pause_s = max(now_s - state.changed_s - (seen.steps - state.steps) / seen.sample.speed, 0.0)
+        pause_s = max(now_s - state.changed_s - (observation.steps - state.steps) / observation.sample.speed, 0.0)
         return _sampled(state._replace(stage=stage, samples=samples, pause_s=pause_s), rules), "sampled"
     if given_up:
         return state._replace(stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""
 
 
-def _watched(state: JobState, seen: Seen, rules: Rules, *, troubled: bool) -> tuple[JobState, str]:
+def _watched(state: JobState, observation: Observation, rules: Rules, *, troubled: bool) -> tuple[JobState, str]:
     """Return the state of a job with a final plan: one whose speed is another for some time is sampled again.
 
     Earlier samples are scaled by what the job makes now, if it makes that with the plan of the newest one.
     """
-    if not state.samples or not seen.sample.usable or not seen.measured_s > state.changed_s:
+    if not state.samples or not observation.sample.usable or not observation.measured_s > state.changed_s:
         return state, ""
     last = state.samples[-1]
     same = last.plan == state.plan
     expected = last.speed if same or not state.predicted > 0 else state.predicted
-    if troubled or abs(log(seen.sample.speed / expected)) <= log(1 + rules.back):
+    if troubled or abs(log(observation.sample.speed / expected)) <= log(1 + rules.back):
         return state._replace(n_off=0) if state.n_off else state, ""
     if state.n_off + 1 < rules.n_signs:
         return state._replace(n_off=state.n_off + 1), ""
-    by = seen.sample.speed / last.speed if same else 1.0
+    by = observation.sample.speed / last.speed if same else 1.0
     scaled = tuple(
         replace(s, speed=s.speed * by, worker_cores=s.worker_cores * by, ps_cores=s.ps_cores * by)
         for s in state.samples
         if s.plan != state.plan
     )
-    samples = (*scaled, seen.sample)[-N_SAMPLES:]
+    samples = (*scaled, observation.sample)[-N_SAMPLES:]
     return _sampled(state._replace(samples=samples, n_off=0, predicted=expected), rules), "sampled"
 
 

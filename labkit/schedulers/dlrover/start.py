@@ -19,8 +19,8 @@ COLD_CORES: Final = (32, 16, 8, 4, 2, 1)
 does not fit."""
 
 
-def asked(turn: Turn, job: int) -> Plan:
-    """Return what a job's user asked for."""
+def requested_plan(turn: Turn, job: int) -> Plan:
+    """Return the plan that a job's user requested."""
     table, declared = turn.snapshot.table, turn.declared(job)
     return Plan(int(table.n_workers[job]), declared[0], int(table.n_ps[job]), declared[1])
 
@@ -33,12 +33,12 @@ def likeness(snapshot: Snapshot, job: int) -> Likeness:
 
 
 def cut(plan: Plan, got: Plan) -> str:
-    """Return what to say where not all workers of a plan found room."""
+    """Return the note for a plan of which not all workers found room."""
     return "" if got is plan else f"; room for {got.n_workers} of {plan.n_workers} workers"
 
 
 def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: float, n_lost: int) -> bool:
-    """Start a job that waits with the first plan that finds room, and tell whether one did."""
+    """Start a job that waits with the first plan that finds room, and return whether one did."""
     for plan, why in _tries(turn, history, job, most_cores=most_cores, unit=unit, n_lost=n_lost):
         got = turn.room.settle(job, plan)
         if got is not None:
@@ -48,9 +48,9 @@ def start(turn: Turn, history: History, job: int, *, most_cores: float, unit: fl
     return False
 
 
-def give_as_asked(turn: Turn, job: int) -> None:
+def give_requested_plan(turn: Turn, job: int) -> None:
     """Give a job of which nothing can be measured what the user asked for, if there is room."""
-    got = turn.room.settle(job, asked(turn, job), whole=True)
+    got = turn.room.settle(job, requested_plan(turn, job), whole=True)
     if got is not None and got != turn.states[job].plan:
         turn.change(job, got, f"no speed was measured in {turn.rules.patience_s:g} s: as asked")
 
@@ -59,12 +59,12 @@ def _tries(
     turn: Turn, history: History, job: int, *, most_cores: float, unit: float, n_lost: int
 ) -> Iterable[tuple[Plan, str]]:  # fmt: skip
     """Return the plans to start a job with, and why, the best first."""
-    known = turn.states.get(job)
+    state = turn.states.get(job)
     tries = _usual_tries(turn, history, job, most_cores=most_cores, unit=unit)
-    if known is not None and n_lost > known.n_lost and turn.rules.watch_memory:
-        return chain([_after_out_of_memory(turn, job, known)], _roomier(turn, job, known, tries))
-    if known is not None:
-        return chain([(known.plan, "goes on with the plan that it had")], tries)
+    if state is not None and n_lost > state.n_lost and turn.rules.watch_memory:
+        return chain([_after_out_of_memory(turn, job, state)], _roomier(turn, job, state, tries))
+    if state is not None:
+        return chain([(state.plan, "goes on with the plan that it had")], tries)
     return tries
 
 
@@ -79,7 +79,7 @@ def _usual_tries(
         c = round(units * unit, 9)
         if c <= most_cores:
             yield Plan(1, c, 1, c), f"cold start: sampled with {c:g} cores each"
-    yield asked(turn, job), "as asked: no room to sample it"
+    yield requested_plan(turn, job), "as asked: no room to sample it"
     declared = turn.declared(job)
     yield Plan(1, declared[0], 1, declared[1]), "as small as possible"
 
@@ -93,10 +93,10 @@ def _within(turn: Turn, job: int, plan: Plan) -> Plan:
     return replace(plan, n_workers=n_workers, n_ps=n_ps, ps_memory_gb=gb)
 
 
-def _after_out_of_memory(turn: Turn, job: int, known: JobState) -> tuple[Plan, str]:
-    """Return what follows an out-of-memory: more memory, or more servers."""
-    plan, gb = known.plan, turn.ps_gb(job, known.plan)
-    part = known.points[-1].part if known.points else 1 / plan.n_ps
+def _after_out_of_memory(turn: Turn, job: int, state: JobState) -> tuple[Plan, str]:
+    """Return the plan after an out-of-memory: more memory, or more servers."""
+    plan, gb = state.plan, turn.ps_gb(job, state.plan)
+    part = state.points[-1].part if state.points else 1 / plan.n_ps
     more_gb, n_ps = after_out_of_memory(gb, plan.n_ps, part=min(part, 1.0))
     n_ps = min(n_ps, int(turn.snapshot.table.max_ps[job]))
     if n_ps == plan.n_ps and more_gb == gb:
@@ -108,10 +108,10 @@ def _after_out_of_memory(turn: Turn, job: int, known: JobState) -> tuple[Plan, s
 
 
 def _roomier(
-    turn: Turn, job: int, known: JobState, tries: Iterable[tuple[Plan, str]]
+    turn: Turn, job: int, state: JobState, tries: Iterable[tuple[Plan, str]]
 ) -> Iterable[tuple[Plan, str]]:  # fmt: skip
     """Return other plans for a job that ran out of memory: servers that hold in all at least twice what they had."""
-    least = 2 * turn.ps_gb(job, known.plan) * known.plan.n_ps
+    least = 2 * turn.ps_gb(job, state.plan) * state.plan.n_ps
     told = "; a PS ran out of memory"
     return (
         (replace(plan, ps_memory_gb=max(turn.ps_gb(job, plan), least / plan.n_ps)), why + told) for plan, why in tries

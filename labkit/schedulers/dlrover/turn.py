@@ -108,23 +108,23 @@ class Turn:
 
         A job that does not follow the bottleneck is measured after each change.
         """
-        known = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
-        repaired = known.plan is plan and job in self.states
-        told = self._said(job, known, why)
-        stage = Stage.ESTIMATE if known.belief is not None else known.stage
-        self.states[job] = known._replace(
+        before = self.states.get(job) or JobState(Stage.SAMPLE, plan, self.now_s)
+        repaired = before.plan is plan and job in self.states
+        reason = self._with_speeds(job, before, why)
+        stage = Stage.ESTIMATE if before.belief is not None else before.stage
+        self.states[job] = before._replace(
             plan=plan, changed_s=self.now_s, steps=self.steps(job), stage=stage, n_off=0,
-            predicted=known.predicted if repaired else predicted, n_trials=known.n_trials + trial,
+            predicted=before.predicted if repaired else predicted, n_trials=before.n_trials + trial,
         )  # fmt: skip
-        self._tell(job, known, told, said=told if repaired else f"{plan}: {told}", changes=True)
+        self._tell(job, before, reason, text=reason if repaired else f"{plan}: {reason}", changes=True)
 
     def tell(self, job: int, why: str) -> None:
         """Note why a job is left as it is."""
         state = self.states[job]
-        told = self._said(job, state, why)
-        self._tell(job, state, told, said=told, changes=False)
+        reason = self._with_speeds(job, state, why)
+        self._tell(job, state, reason, text=reason, changes=False)
 
-    def _tell(self, job: int, before: JobState, why: str, *, said: str, changes: bool) -> None:
+    def _tell(self, job: int, before: JobState, why: str, *, text: str, changes: bool) -> None:
         state, name = self.states[job], str(self.snapshot.table.id[job])
         self.plan_log.append(
             PlanEntry(
@@ -132,9 +132,9 @@ class Turn:
                 before.predicted, state.predicted,
             )
         )  # fmt: skip
-        self.room.trial.explain(job, said, speed=state.predicted)
+        self.room.trial.explain(job, text, speed=state.predicted)
 
-    def _said(self, job: int, state: JobState, why: str) -> str:
+    def _with_speeds(self, job: int, state: JobState, why: str) -> str:
         """Return a reason with what is measured and was predicted of a job, unless it says so."""
         speed = self.speeds.get(job, nan)
         return why if "steps/s" in why or not speed > 0 else f"{why}; {compared(speed, state.predicted)}"

@@ -51,8 +51,8 @@ class Allox:
         share, left = _who_keeps(problem)
         waiting = np.flatnonzero(~share.any(axis=1))
         oldest = waiting[np.argsort(-problem.age_s[waiting], kind="stable")]
-        n_seen = max(int(left.sum() + ROOM), int(self.alpha * len(oldest)))
-        total_s = _start(problem, oldest[:n_seen], share, left)
+        n_oldest = max(int(left.sum() + ROOM), int(self.alpha * len(oldest)))
+        total_s = _start(problem, oldest[:n_oldest], share, left)
         return Allocation(share=share, value=total_s, bound=total_s)
 
 

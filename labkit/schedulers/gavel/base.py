@@ -20,10 +20,10 @@ A_MOMENT_S = 1e-3
 """Seconds that a job without steps left still takes at its fastest."""
 
 
-def check_choice(thing: str, given: str, known: tuple[str, ...]) -> None:
+def check_choice(thing: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise if an option has no such value."""
-    if given not in known:
-        raise unknown(thing, str(given), known)
+    if value not in choices:
+        raise unknown(thing, str(value), choices)
 
 
 def with_what_is_there(problem: Problem, allocate: Callable[[Problem], Allocation]) -> Allocation:
@@ -143,7 +143,7 @@ def one_speed(speed: Floats, *, declared: Floats, reference: int | None) -> Floa
     return np.where(speed > 0, known[:, None], 0.0)
 
 
-def known_speed(speed: Floats, *, declared: Floats, policy: object) -> Floats:
+def visible_speed(speed: Floats, *, declared: Floats, policy: object) -> Floats:
     """Return the steps/s that a policy may know, (J, V): all of them, or one of each job if it is agnostic.
 
     An agnostic policy is one with a switch `aware` that is off. What it knows of a job is what the job declares (steps

@@ -126,7 +126,7 @@ def _drawn(n_kinds: int, n_references: int, n_types: int, fraction: float, rng: 
     return drawn
 
 
-def _nearest(slowed: Floats, references: Ints, known: Bools, rng: np.random.Generator) -> Ints:
+def _nearest(slowed: Floats, references: Ints, measured: Bools, rng: np.random.Generator) -> Ints:
     """Return which of the references each kind is nearest to, (K,).
 
     Parameters
@@ -135,12 +135,12 @@ def _nearest(slowed: Floats, references: Ints, known: Bools, rng: np.random.Gene
         (K, K, T) speed beside each other over speed alone.
     references : array
         (R,) kinds.
-    known : array of bool
+    measured : array of bool
         (K, R, T) what was measured of each kind, or is known without: both directions of a pair at once.
     """
     n = len(slowed)
     both = np.concatenate([slowed[:, references], slowed[references].transpose(1, 0, 2)], axis=1).reshape(n, -1)
-    seen = np.concatenate([known, known], axis=1).reshape(n, -1)
+    seen = np.concatenate([measured, measured], axis=1).reshape(n, -1)
     full = both[references]
     gaps = np.concatenate([full, np.where(seen, both, np.nan)])
     rows = complete(gaps, tolerance=CLOSE, rng=rng)[len(references) :]
@@ -178,8 +178,8 @@ class Estimator:
         self.profile = replace(profile, shared=self._shared)
         """The same with the pairs as they are believed to be."""
         self._patience_s = patience_s
-        self._n_seen = np.zeros(self._shared.shape, np.int32)
-        self._beside = np.full(len(profile.kind), -1, np.int32)
+        self._n_measured = np.zeros(self._shared.shape, np.int32)
+        self._partner = np.full(len(profile.kind), -1, np.int32)
         self._still_s = np.full(len(profile.kind), np.inf)  # since when a job makes no progress beside its partner
         self._then_s = 0.0  # when the last decision was
 
@@ -208,12 +208,12 @@ class Estimator:
         number, partner, speed = jobs.number, jobs.partner, jobs.speed
         paired = (partner >= 0) & jobs.running
         if not paired.any():
-            self._beside[number] = -1
+            self._partner[number] = -1
             return paired
         still = paired & (speed == 0)
-        since_s = np.where(self._beside[number] == partner, np.minimum(self._still_s[number], now_s), self._then_s)
+        since_s = np.where(self._partner[number] == partner, np.minimum(self._still_s[number], now_s), self._then_s)
         self._still_s[number] = np.where(still, since_s, np.inf)
-        self._beside[number] = np.where(paired, partner, -1)
+        self._partner[number] = np.where(paired, partner, -1)
         long = now_s - self._still_s[number] >= self._patience_s - 1e-6
         sure: Bools = paired & ((speed > 0) | (still & long))
         return sure
@@ -223,9 +223,9 @@ class Estimator:
         flat = np.ravel_multi_index((kind, other, device_type), self._shared.shape)
         cell, where = np.unique(flat, return_inverse=True)
         now = np.bincount(where, speed) / np.bincount(where)
-        believed, n_seen = self._shared.reshape(-1), self._n_seen.reshape(-1)
-        n_seen[cell] = np.minimum(n_seen[cell] + 1, MEMORY)
+        believed, n_measured = self._shared.reshape(-1), self._n_measured.reshape(-1)
+        n_measured[cell] = np.minimum(n_measured[cell] + 1, MEMORY)
         before = believed[cell]
-        believed[cell] += (now - before) / np.where(before > 0, n_seen[cell], 1)
+        believed[cell] += (now - before) / np.where(before > 0, n_measured[cell], 1)
         k, _, t = np.unravel_index(cell, self._shared.shape)
         return float((np.abs(believed[cell] - before) / self.profile.alone[k, t]).max())

@@ -59,7 +59,7 @@ def in_order(
     if not packing_threshold >= 1:
         raise InputError(f"packing_threshold is {packing_threshold}; expected >= 1, what a job has alone.")
     n_jobs, n_columns = problem.speed.shape
-    held, draw = (_NO_COLUMN, _NO_DRAW) if aware else (_held(problem), draws(problem.job, seed))
+    held, draw = (_NO_COLUMN, _NO_DRAW) if aware else (_columns_before(problem), draws(problem.job, seed))
     order = order.astype(np.int32, copy=False)
     column = start_gangs(
         order,
@@ -91,7 +91,7 @@ _NO_COLUMN: Final = np.empty(0, np.int32)
 _NO_DRAW: Final = np.empty(0)
 
 
-def _held(problem: Problem) -> Ints:
+def _columns_before(problem: Problem) -> Ints:
     """Return the column in which each job ran before, (J,)."""
     if problem.before is None:
         return np.full(problem.n_jobs, NOWHERE, np.int32)
@@ -123,7 +123,7 @@ def start_gangs(
     capacity: Floats,
     aware: bool,
     backfill: bool,
-    held: Ints,
+    before: Ints,
     draw: Floats,
     published: bool,
 ) -> Ints:
@@ -143,7 +143,7 @@ def start_gangs(
         if aware:
             column[j] = _fastest(speed[j], fits)
         else:
-            column[j] = held[j] if held[j] >= 0 and fits[held[j]] else _nth(fits, int(draw[j] * n_fit))
+            column[j] = before[j] if before[j] >= 0 and fits[before[j]] else _nth(fits, int(draw[j] * n_fit))
         left -= n_gpus[j] * use[column[j]]
     return column
 
@@ -222,8 +222,8 @@ def join_gangs(
 
 
 @inner
-def _worth(mine: float, theirs: float, mine_alone: float, theirs_alone: float) -> float:
+def _worth(first: float, second: float, first_alone: float, second_alone: float) -> float:
     """Return two speeds relative to alone, added up; 0 if they cannot share."""
-    if min(mine, theirs, mine_alone, theirs_alone) <= 0:
+    if min(first, second, first_alone, second_alone) <= 0:
         return 0.0
-    return mine / mine_alone + theirs / theirs_alone
+    return first / first_alone + second / second_alone

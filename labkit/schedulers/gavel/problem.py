@@ -186,13 +186,13 @@ class Allocation:
             np.add.at(rate, self.pairs.ravel(), both.ravel())
         return rate
 
-    def held(self, problem: Problem) -> Floats:
+    def gpus_in_use(self, problem: Problem) -> Floats:
         """Return the GPUs of each type that are in use on average, (T,)."""
         gpus = problem.n_gpus @ self.share
         if len(self.pairs):
             gpus = gpus + problem.n_gpus[self.pairs[:, 0]] @ self.pair_share
-        held: Floats = gpus @ problem.use
-        return held
+        in_use: Floats = gpus @ problem.use
+        return in_use
 
 
 @runtime_checkable

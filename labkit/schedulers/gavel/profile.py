@@ -11,7 +11,7 @@ from labkit.core.resources import Bools, Floats, Ints
 
 
 def declared_profile(jobs: Jobs, runs_on: Bools, cluster: Cluster) -> Profile:
-    """Return what jobs declare of themselves: the same speed on every device type that they run on and fit."""
+    """Return the declared speeds of jobs: the same speed on every device type that they run on and fit."""
     speed = jobs.total_steps / jobs.duration_s
     gangs = np.column_stack([jobs.n_workers, jobs.worker_demand])
     _, first, kind = np.unique(gangs, axis=0, return_index=True, return_inverse=True)

@@ -69,7 +69,7 @@ class PublishedRounds:
         self._type_time_s = np.zeros(shape[1])
         self._deficit_s, self._share, self._priority = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._allotted = np.zeros(n_jobs, np.bool_)
-        self._seen = np.zeros(n_jobs, np.bool_)
+        self._arrived = np.zeros(n_jobs, np.bool_)
         self._reset_s, self._start_s, self._end_s = 0.0, 0.0, np.nan
         self._need_update = False
         self._ran: Ints = np.empty(0, np.int32)
@@ -136,11 +136,11 @@ class PublishedRounds:
         np.add.at(self._type_time_s, types, spent_s[~failed])
 
     def _note_changes(self, jobs: Ints) -> None:
-        active = np.zeros_like(self._seen)
+        active = np.zeros_like(self._arrived)
         active[jobs] = True
-        new, gone = jobs[~self._seen[jobs]], np.flatnonzero(self._seen & ~active & (self._time_s[:, 0] >= 0))
+        new, gone = jobs[~self._arrived[jobs]], np.flatnonzero(self._arrived & ~active & (self._time_s[:, 0] >= 0))
         self._need_update |= bool(len(new) or len(gone))
-        self._seen[new] = True
+        self._arrived[new] = True
         self._time_s[gone] = -1.0  # gone for good
         self._allotted[gone] = False
 

@@ -14,7 +14,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.protocols import Placer
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
-from labkit.schedulers.gavel.base import known_speed
+from labkit.schedulers.gavel.base import visible_speed
 from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.greedy import draws
 from labkit.schedulers.gavel.prices import prices_of
@@ -88,8 +88,8 @@ class RoundState:
         self.kind = profile.kind
         self.use, self.type_of, kind_speed = _columns(profile, cluster.gpus_of_type(), placement=options.placement)
         self.speed = kind_speed[profile.kind]
-        self.known = known_speed(self.speed, declared=table.total_steps / table.duration_s, policy=options.policy)
-        self.sees_types = self.known is self.speed
+        self.visible = visible_speed(self.speed, declared=table.total_steps / table.duration_s, policy=options.policy)
+        self.sees_types = self.visible is self.speed
         self.aware_rounds = self.sees_types if options.aware_rounds is None else options.aware_rounds
         self.stay = STAY[self.aware_rounds] if options.stay is None else options.stay
         self.round_speed = self.speed if self.aware_rounds else (self.speed > 0).astype(np.float64)
@@ -115,7 +115,7 @@ class RoundState:
         self.n_problems, self.stale = 0, True
         self.number = snapshot.number
         self._relaxed: list[int] = []
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.fill = getattr(options.policy, "fill", True) if options.fill is None else options.fill
         self.rounds = options.published and published_rounds(n, cluster.device_types, options)
 
@@ -182,7 +182,7 @@ class RoundState:
         """Return the steps/s of every job, on average over the GPUs that are there, (N,)."""
         if not self.capacity.any():
             return np.full(len(self.table), np.inf)
-        return proportional_speed(Problem.of(self.known, capacity=self.capacity, use=self.use, n_gpus=self.n_gpus))
+        return proportional_speed(Problem.of(self.visible, capacity=self.capacity, use=self.use, n_gpus=self.n_gpus))
 
     # --- what is owed
 
@@ -211,8 +211,8 @@ class RoundState:
         answer = self.options.policy.allocate(problem)
         self.share[jobs] = answer.share
         self._owe_pairs(jobs[answer.pairs], answer.pair_share)
-        self._relaxed = [*self._relaxed, *(int(j) for j in jobs[answer.unmet] if j not in self._told)]
-        self._told.update(self._relaxed)
+        self._relaxed = [*self._relaxed, *(int(j) for j in jobs[answer.unmet] if j not in self._reported)]
+        self._reported.update(self._relaxed)
         gangs = self.capacity.sum() / (len(jobs) * self.n_gpus[jobs])
         self.isolated_speed[jobs] = np.minimum(gangs, 1.0) * self.typical_speed[jobs]
         self.last, self.n_problems = answer, self.n_problems + 1
@@ -228,12 +228,12 @@ class RoundState:
         self.pairs, self.pair_share, self.pair_lag_s = pairs, share, lag_s
 
     def problem(self, snapshot: Snapshot) -> Problem:
-        """Return what a policy decides on now."""
+        """Return the problem that a policy decides on now."""
         jobs, table = self.jobs, self.table
         columns = snapshot.jobs
         return Problem(
             job=jobs,
-            speed=self.known[jobs],
+            speed=self.visible[jobs],
             n_gpus=self.n_gpus[jobs],
             capacity=self.capacity,
             use=self.use,

@@ -55,11 +55,11 @@ class Slo:
 
     def _in_time(self, problem: Problem) -> Allocation:
         floor, late = needed_speed(problem)
-        kept = self._kept(problem, floor, late)
+        kept = self._met(problem, floor, late)
         answer = cheapest(problem, objective=self.objective, floor=np.where(kept, floor * IN_TIME, 0.0))
         return replace(answer, unmet=np.flatnonzero(late | ((floor > 0) & ~kept)).astype(np.int32))
 
-    def _kept(self, problem: Problem, floor: Floats, late: Bools) -> Bools:
+    def _met(self, problem: Problem, floor: Floats, late: Bools) -> Bools:
         """Return whose SLOs are kept, (J,)."""
         wanted = np.flatnonzero((floor > 0) & ~late)
         kept = np.zeros(problem.n_jobs, np.bool_)

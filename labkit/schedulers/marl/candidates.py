@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
     n: Ints
 
 
-def found_of(most_tasks: int) -> Candidates:
+def candidate_buffer(most_tasks: int) -> Candidates:
     """Return room for placements of gangs of at most so many tasks."""
     return Candidates(np.zeros((MOST, most_tasks), np.int64), np.zeros(MOST, np.int64), np.zeros(1, np.int64))
 
@@ -75,7 +75,7 @@ def _as_new(book: ScratchBook, empty: Bools, m: int, other: int) -> bool:
 
 @inner
 def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the first
-    book: ScratchBook, gang: GangRequest, m: int, pod: int, alike: bool, found: Candidates
+    book: ScratchBook, gang: GangRequest, m: int, pod: int, alike: bool, out: Candidates
 ) -> None:
     """Note all ways to put a gang on one machine: over one group, or over two."""
     first, last = book.first_group[m], book.first_group[m + 1]
@@ -95,15 +95,15 @@ def _whole(  # noqa: C901 - all pairs of groups, all numbers of tasks on the fir
                         continue  # all on a, which was noted with the group behind it
                     if not fits(book, gang, a, i, k) or (not alone and not fits(book, gang, b, w - i, p - k)):
                         continue
-                    c = found.n[0]
-                    if c >= len(found.pod):
+                    c = out.n[0]
+                    if c >= len(out.pod):
                         return
                     for t in range(w):
-                        found.group[c, t] = a if t < i else b
+                        out.group[c, t] = a if t < i else b
                     for t in range(p):
-                        found.group[c, w + t] = a if t < k else b
-                    found.pod[c] = pod
-                    found.n[0] += 1
+                        out.group[c, w + t] = a if t < k else b
+                    out.pod[c] = pod
+                    out.n[0] += 1
 
 
 @inner
@@ -128,12 +128,12 @@ def _share(
 
 
 @inner
-def _split(book: ScratchBook, gang: GangRequest, pod: int, k: int, order: Ints, found: Candidates) -> None:
+def _split(book: ScratchBook, gang: GangRequest, pod: int, k: int, order: Ints, out: Candidates) -> None:
     """Note the split over k machines, the first ones of an order that hold their shares."""
-    c = found.n[0]
-    if c >= len(found.pod):
+    c = out.n[0]
+    if c >= len(out.pod):
         return
-    groups, at, w0, p0 = found.group[c], 0, 0, 0
+    groups, at, w0, p0 = out.group[c], 0, 0, 0
     for i in range(k):
         w = gang.n_workers // k + (1 if i < gang.n_workers % k else 0)
         p = gang.n_ps // k + (1 if k - 1 - i < gang.n_ps % k else 0)
@@ -142,17 +142,17 @@ def _split(book: ScratchBook, gang: GangRequest, pod: int, k: int, order: Ints, 
         if at >= len(order):
             return
         at, w0, p0 = at + 1, w0 + w, p0 + p
-    found.pod[c] = pod
-    found.n[0] += 1
+    out.pod[c] = pod
+    out.n[0] += 1
 
 
 @inner
-def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, found: Candidates) -> None:
+def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, out: Candidates) -> None:
     """Note the placement that fills machines in an order, for gangs that no even split holds."""
-    c = found.n[0]
-    if c >= len(found.pod):
+    c = out.n[0]
+    if c >= len(out.pod):
         return
-    groups, w, p = found.group[c], 0, 0
+    groups, w, p = out.group[c], 0, 0
     for m in order:
         for g in range(book.first_group[m], book.first_group[m + 1]):
             mine = (
@@ -166,13 +166,13 @@ def _fill(book: ScratchBook, gang: GangRequest, pod: int, order: Ints, found: Ca
                 k += 1
             p += k
     if w == gang.n_workers and p == gang.n_ps:
-        found.pod[c] = pod
-        found.n[0] += 1
+        out.pod[c] = pod
+        out.n[0] += 1
 
 
 @inner
 def candidates(
-    book: ScratchBook, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, found: Candidates
+    book: ScratchBook, gang: GangRequest, pod: int, empty: Bools, order: Ints, looked_at: int, out: Candidates
 ) -> None:
     """Note placements of a gang in a pod; of machines without tasks that are alike, one is looked at.
 
@@ -185,7 +185,7 @@ def candidates(
     looked_at : int
         Machines, the first ones of `order[0]`, on which the whole gang is tried.
     """
-    seen, n, before = -1, 0, found.n[0]
+    seen, n, before = -1, 0, out.n[0]
     for m in order[0]:
         if n >= looked_at:
             break
@@ -193,12 +193,12 @@ def candidates(
             if seen >= 0 and _as_new(book, empty, m, seen):
                 continue
             seen = m
-        a, b, at = book.first_group[m], book.first_group[m + 1] - 1, found.n[0]
+        a, b, at = book.first_group[m], book.first_group[m + 1] - 1, out.n[0]
         alike = bool(empty[m]) and b == a + 1 and np.all(book.free[a] == book.free[b])
-        _whole(book, gang, m, pod, alike, found)
-        n += found.n[0] > at
+        _whole(book, gang, m, pod, alike, out)
+        n += out.n[0] > at
     for o in range(len(order)):
         for k in range(2, min(MOST_SPLIT, max(gang.n_workers, gang.n_ps)) + 1):
-            _split(book, gang, pod, k, order[o], found)
-    if found.n[0] == before:
-        _fill(book, gang, pod, order[0], found)
+            _split(book, gang, pod, k, order[o], out)
+    if out.n[0] == before:
+        _fill(book, gang, pod, order[0], out)

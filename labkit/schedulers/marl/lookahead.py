@@ -42,7 +42,7 @@ class LookAheadPods:
 
     forwards: bool = True
     patience: float = np.inf
-    _known: RunKnowledge | None = field(default=None, init=False, repr=False)
+    _knowledge: RunKnowledge | None = field(default=None, init=False, repr=False)
 
     def begin(self, context: Context) -> None:
         """Begin a run: be told the truth about interference; InputError if a pod has no GPU."""
@@ -53,10 +53,10 @@ class LookAheadPods:
         uses = None if level is None else level.uses
         scene, net = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses), plain()
         net.wait[:, -1] = -net.sharp * self.patience if np.isfinite(self.patience) else NEVER
-        self._known = RunKnowledge(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
+        self._knowledge = RunKnowledge(scene, desk_of(scene), slow_of(None if level is None else level.model), net)
 
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:  # noqa: ARG002
-        """Return what a reader of a run's numbers has to know, a sentence each."""
+        """Return the cautions for readers of a run's numbers, a sentence each."""
         return [] if (cut := left_out(jobs, cluster)) is None else [cut]
 
     def schedule(self, snapshot: Snapshot) -> Placement:
@@ -64,10 +64,10 @@ class LookAheadPods:
         waiting = self._queue(snapshot)
         if not len(waiting):
             return Placement.nothing()
-        if self._known is None:
+        if self._knowledge is None:
             self.begin(_without_truth(snapshot))
-        assert self._known is not None
-        return weighed(self._known, snapshot, waiting, forwards=self.forwards)
+        assert self._knowledge is not None
+        return weighed(self._knowledge, snapshot, waiting, forwards=self.forwards)
 
     def _queue(self, snapshot: Snapshot) -> Ints:
         """Return the waiting jobs in the order in which they are placed."""

@@ -10,8 +10,8 @@ from labkit.core.resources import CPUS, GPUS, Bools, Floats, Ints
 from labkit.core.scratch_book import ScratchBook, free_in_pod
 from labkit.kernels import by_reference, inner
 from labkit.kernels.arrays import fill_with
-from labkit.schedulers.marl.candidates import MOST, Candidates, GangRequest, candidates, found_of
-from labkit.speed.what_if import N_SEEN, WORKER, RunFacts, Slow, TaskTable, seconds_more
+from labkit.schedulers.marl.candidates import MOST, Candidates, GangRequest, candidate_buffer, candidates
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES, WORKER, RunFacts, Slow, TaskTable, seconds_more
 
 FEATURES: Final = (
     "own_slowdown", "others", "machines", "empty", "gpus_left", "cores_left", "stranded", "at_home", "pod_free",
@@ -83,18 +83,18 @@ class Scene(NamedTuple):
 class CandidateBuffers(NamedTuple):
     """What a decision is made with: placements, their costs, the best of them, and what is seen of these."""
 
-    found: Candidates
+    placements: Candidates
     cost: Floats
-    """`found` and `cost`: all placements, and (C,) their costs over the time alone."""
+    """`placements` and `cost`: all placements, and (C,) their costs over the time alone."""
     own: Floats
     more: Floats
     """`own` and `more`: (C,) the parts of a cost; of the best, `own` is the whole in the end."""
     kind: Ints
     """(C,) a number of the machines that it takes."""
     top: Ints
-    seen: Floats
+    features: Floats
     logit: Floats
-    """`top`, `seen` and `logit`: (K,) the best of each kind, (K + 1, F) what is seen of each, and (K + 1,) what it is
+    """`top`, `features` and `logit`: (K,) the best of each kind, (K + 1, F) theirs, and (K + 1,) what it is
     worth; waiting comes last."""
     empty: Bools
     others: Ints
@@ -105,7 +105,7 @@ def desk_of(scene: Scene) -> CandidateBuffers:
     """Return a desk."""
     n = N_TOP + 1
     return CandidateBuffers(
-        found_of(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST),
+        candidate_buffer(scene.tasks.group.shape[1]), np.zeros(MOST), np.zeros(MOST), np.zeros(MOST),
         np.zeros(MOST, np.int64), np.zeros(N_TOP, np.int64),
         np.zeros((n, len(FEATURES))), np.zeros(n), np.zeros(len(scene.facts.up_gbps), np.bool_),
         np.zeros(len(scene.left), np.int64),
@@ -139,7 +139,7 @@ def _orders(scene: Scene, pod: int) -> Ints:
 @inner
 def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
     """Note placements: at home, and in those pods that have most free GPUs."""
-    room, gang, desk.found.n[0] = scene.room, gang_of(scene, job), 0
+    room, gang, desk.placements.n[0] = scene.room, gang_of(scene, job), 0
     n_pods, home = len(room.first_machine) - 1, scene.home[job]
     need = gang.n_workers * gang.worker[GPUS]
     need_cores = gang.n_workers * gang.worker[CPUS] + gang.n_ps * gang.ps[CPUS]
@@ -150,25 +150,25 @@ def _find(scene: Scene, job: int, desk: CandidateBuffers, stays: bool) -> None:
             free[pod] = gpus + 1e-3 * cores
     if home >= 0:
         if free[home] >= 0:
-            candidates(room, gang, home, desk.empty, _orders(scene, home), scene.pods[1], desk.found)
-        if scene.bound[job] or (stays and desk.found.n[0]):
+            candidates(room, gang, home, desk.empty, _orders(scene, home), scene.pods[1], desk.placements)
+        if scene.bound[job] or (stays and desk.placements.n[0]):
             return
         free[home] = -1.0
     for _ in range(min(n_pods, scene.pods[0])):
         pod = int(np.argmax(free))
         if free[pod] < 0:
             return
-        candidates(room, gang, pod, desk.empty, _orders(scene, pod), scene.pods[1], desk.found)
+        candidates(room, gang, pod, desk.empty, _orders(scene, pod), scene.pods[1], desk.placements)
         free[pod] = -1.0
 
 
 @inner(error_model="numpy")
-def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int, seen: Floats) -> None:
+def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int, features: Floats) -> None:
     """Write what the head sees of a placement."""
     room, tasks, facts = scene.room, scene.tasks, scene.facts
     n_workers, n = scene.n_workers[job], scene.n_workers[job] + scene.n_ps[job]
-    groups, pod, alone_s = desk.found.group[c, :n], desk.found.pod[c], scene.alone_s[job]
-    seen[:] = 0.0
+    groups, pod, alone_s = desk.placements.group[c, :n], desk.placements.pod[c], scene.alone_s[job]
+    features[:] = 0.0
     gpus, cores, crowd, machines, empty, stranded, lightest = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, np.inf
     for t in range(n):
         m, first = facts.group_machine[groups[t]], True
@@ -198,30 +198,30 @@ def _see(scene: Scene, job: int, desk: CandidateBuffers, c: int, n_waiting: int,
     for i in range(room.first_machine[pod], room.first_machine[pod + 1]):
         m = room.machines[i]
         total += room.first_group[m + 1] - room.first_group[m]
-    seen[0] = min(desk.own[c] - 1.0, 5.0)
-    seen[1] = min(max(desk.more[c], -1.0), 5.0)
-    seen[2] = machines - 1.0
-    seen[3] = empty / machines
-    seen[4] = gpus / machines / 4
-    seen[5] = cores / machines / 16
-    seen[6] = stranded / machines / 4
-    seen[7] = 1.0 if pod == scene.home[job] else 0.0
-    seen[8] = free / max(2 * total, 1.0)
-    seen[9] = np.log1p(facts.moved[WORKER, job] / scene.unit[0] * n_workers / 10)
-    seen[10] = np.log(max(alone_s, 1.0) / SLOT_S) / 2
-    seen[11] = np.log1p(n_waiting) / 3
-    seen[12] = crowd
-    seen[13] = crowd - lightest
+    features[0] = min(desk.own[c] - 1.0, 5.0)
+    features[1] = min(max(desk.more[c], -1.0), 5.0)
+    features[2] = machines - 1.0
+    features[3] = empty / machines
+    features[4] = gpus / machines / 4
+    features[5] = cores / machines / 16
+    features[6] = stranded / machines / 4
+    features[7] = 1.0 if pod == scene.home[job] else 0.0
+    features[8] = free / max(2 * total, 1.0)
+    features[9] = np.log1p(facts.moved[WORKER, job] / scene.unit[0] * n_workers / 10)
+    features[10] = np.log(max(alone_s, 1.0) / SLOT_S) / 2
+    features[11] = np.log1p(n_waiting) / 3
+    features[12] = crowd
+    features[13] = crowd - lightest
 
 
 @inner(error_model="numpy")
-def worth_of(net: Net, agent: int, seen: Floats, cost: float) -> float:
-    """Return what a placement is worth to an agent."""
+def worth_of(net: Net, agent: int, features: Floats, cost: float) -> float:
+    """Return the logit of a placement for an agent."""
     worth = -net.sharp[agent] * cost
     for u in range(net.bias.shape[1]):
         x = net.bias[agent, u]
-        for f in range(len(seen)):
-            x += seen[f] * net.first[agent, f, u]
+        for f in range(len(features)):
+            x += features[f] * net.first[agent, f, u]
         worth += net.last[agent, u] * np.tanh(x)
     return worth
 
@@ -233,9 +233,9 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
 ) -> int:  # fmt: skip
     """Find the best placements of a job and what each is worth; return how many there are, 0: it finds no room.
 
-    Behind them stands waiting, in row K of `desk.seen` and `desk.logit`; -inf where it is not allowed.
+    Behind them stands waiting, in row K of `desk.features` and `desk.logit`; -inf where it is not allowed.
     """
-    tasks, found = scene.tasks, desk.found
+    tasks, found = scene.tasks, desk.placements
     for m in range(len(desk.empty)):
         desk.empty[m] = tasks.head[m] < 0
     _find(scene, job, desk, stays)
@@ -258,8 +258,8 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
             n_top = k
             break
         desk.top[k] = best
-        _see(scene, job, desk, best, n_waiting, desk.seen[k])
-        desk.logit[k] = worth_of(net, agent, desk.seen[k], desk.cost[best])
+        _see(scene, job, desk, best, n_waiting, desk.features[k])
+        desk.logit[k] = worth_of(net, agent, desk.features[k], desk.cost[best])
         desk.own[best] = desk.cost[best]
         for c in range(n_found):  # of the same machines, the best is enough
             if desk.kind[c] == desk.kind[best]:
@@ -267,7 +267,7 @@ def weigh(  # noqa: C901 - one pass: what there is, what it costs, what it is wo
     if n_top:
         _see_waiting(desk, desk.own[desk.top[0]], (now_s - arrival_s) / alone_s, n_top)
         allowed = n_running > 0 and now_s < latest_s(arrival_s, alone_s)
-        worth = np.sum(net.wait[agent] * desk.seen[n_top, : net.wait.shape[1]])
+        worth = np.sum(net.wait[agent] * desk.features[n_top, : net.wait.shape[1]])
         desk.logit[n_top] = worth if allowed else -np.inf
     return n_top
 
@@ -281,10 +281,10 @@ def latest_s(arrival_s: float, alone_s: float) -> float:
 @inner
 def _see_waiting(desk: CandidateBuffers, cost: float, age: float, n_top: int) -> None:
     """Write what the head sees of leaving a job in the queue."""
-    seen = desk.seen[n_top]
-    seen[:] = 0.0
-    seen[0], seen[1], seen[2] = min(cost, 10.0), min(age, MOST_WAITED), desk.seen[0, 11]
-    seen[3], seen[4], seen[5] = desk.seen[0, 8], desk.seen[0, 10], 1.0
+    features = desk.features[n_top]
+    features[:] = 0.0
+    features[0], features[1], features[2] = min(cost, 10.0), min(age, MOST_WAITED), desk.features[0, 11]
+    features[3], features[4], features[5] = desk.features[0, 8], desk.features[0, 10], 1.0
 
 
 @inner
@@ -316,6 +316,7 @@ def plain(n_hidden: int = 16, n_units: int = 16, n_agents: int = 1) -> Net:
     a, wait = n_agents, np.zeros((n_agents, len(WAITING)))
     wait[:, -1] = NEVER
     return Net(
-        np.zeros((N_SEEN, n_hidden)), np.zeros(n_hidden), np.zeros((a, len(FEATURES), n_units)), np.zeros((a, n_units)),
+        np.zeros((N_SLOWDOWN_FEATURES, n_hidden)), np.zeros(n_hidden), np.zeros((a, len(FEATURES), n_units)),
+        np.zeros((a, n_units)),
         np.zeros((a, n_units)), wait, np.full(a, 20.0),
     )  # fmt: skip

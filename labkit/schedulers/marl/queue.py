@@ -31,7 +31,7 @@ def place_waiting(
         if k == n_top:
             continue
         n = scene.n_workers[job] + scene.n_ps[job]
-        mine = desk.found.group[desk.top[k], :n]
+        mine = desk.placements.group[desk.top[k], :n]
         fill_with(groups[n_chosen, :n], mine)
         hold(scene.room, gang_of(scene, job), mine, 1)
         put(scene.facts, scene.tasks, job, mine, scene.n_workers[job])

@@ -16,7 +16,7 @@ from labkit.core.resources import Bools, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
-from labkit.schedulers.base import asked
+from labkit.schedulers.base import requested_gangs
 from labkit.schedulers.marl.candidates import MOST
 from labkit.schedulers.marl.network import MOST_WAITED, CandidateBuffers, Net, Scene, desk_of
 from labkit.schedulers.marl.queue import place_waiting
@@ -75,7 +75,7 @@ class Marl:
     fallback: str | None = "interference_aware"
     _instead: Scheduler | None = field(default=None, init=False, repr=False)
     _net: Net = field(init=False, repr=False)
-    _known: RunKnowledge | None = field(default=None, init=False, repr=False)
+    _knowledge: RunKnowledge | None = field(default=None, init=False, repr=False)
     _of: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
     _trained: TrainedFor = field(init=False, repr=False)
     _interference: Contention | None = field(default=None, init=False, repr=False)
@@ -96,7 +96,7 @@ class Marl:
             self._instead = self._fallback()
             begin(self._instead, context)
             return
-        self._known = self._made(context.jobs, context.cluster, context.runs_on)
+        self._knowledge = self._knowledge_of(context.jobs, context.cluster, context.runs_on)
         self._of = (id(context.jobs), id(context.cluster))
 
     def _hands_over(self, cluster: Cluster) -> bool:
@@ -111,23 +111,23 @@ class Marl:
             return make(str(self.fallback))
         return make("interference_aware", forwards=self.forwards, patience=2.0 if self.waits else np.inf)
 
-    def _made(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
-        """Return what the jobs declare, on an empty cluster."""
-        speed, known = declared_speed(jobs, cluster), self._interference
-        if known is not None and self._is_strange(known):
-            unit, uses, slow = self._trained.times, known.uses, slow_of(known.model)
+    def _knowledge_of(self, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> RunKnowledge:
+        """Return the declared knowledge of the jobs, on an empty cluster."""
+        speed, interference = declared_speed(jobs, cluster), self._interference
+        if interference is not None and self._is_strange(interference):
+            unit, uses, slow = self._trained.times, interference.uses, slow_of(interference.model)
         else:
-            unit, uses = 1.0, None if known is None else known.declared
+            unit, uses = 1.0, None if interference is None else interference.declared
             slow = learned(self._net.seen, self._net.out)
         scene = scene_of(jobs, cluster, runs_on=runs_on, speed=speed, uses=uses, unit=unit)
         return RunKnowledge(scene, desk_of(scene), slow, self._net)
 
-    def _is_strange(self, known: Contention) -> bool:
+    def _is_strange(self, interference: Contention) -> bool:
         """Return whether a run's interference is another one than that of the training."""
-        return digest_of(known) != self._trained.digest
+        return digest_of(interference) != self._trained.digest
 
     def cautions(self, jobs: Jobs, cluster: Cluster, interference: Contention | None) -> list[str]:
-        """Return what a reader of a run's numbers has to know, a sentence each."""
+        """Return the cautions for readers of a run's numbers, a sentence each."""
         found = [] if (cut := left_out(jobs, cluster)) is None else [cut]
         if self._hands_over(cluster):
             told = f"its weights were trained on servers of {self._trained.servers} per socket"
@@ -147,20 +147,20 @@ class Marl:
         if not len(waiting):
             return Placement.nothing()
         mine = (id(snapshot.table), id(snapshot.cluster))
-        if self._known is None or self._of != mine:
-            self._known, self._of = self._made(snapshot.table, snapshot.cluster, snapshot.runs_on), mine
-        return weighed(self._known, snapshot, waiting, forwards=self.forwards)
+        if self._knowledge is None or self._of != mine:
+            self._knowledge, self._of = self._knowledge_of(snapshot.table, snapshot.cluster, snapshot.runs_on), mine
+        return weighed(self._knowledge, snapshot, waiting, forwards=self.forwards)
 
 
-def weighed(known: RunKnowledge, snapshot: Snapshot, waiting: Ints, *, forwards: bool) -> Placement:
-    """Return where waiting jobs go, each where the network of `known` finds it best."""
-    show(known.scene, known.slow, snapshot)
+def weighed(knowledge: RunKnowledge, snapshot: Snapshot, waiting: Ints, *, forwards: bool) -> Placement:
+    """Return where waiting jobs go, each where the network of `knowledge` finds it best."""
+    show(knowledge.scene, knowledge.slow, snapshot)
     chosen, groups = place_waiting(
-        known.scene, known.slow, known.net, waiting.astype(np.int64), snapshot.now_s,
-        snapshot.table.arrival_s, snapshot.n_running, not forwards, known.desk,
+        knowledge.scene, knowledge.slow, knowledge.net, waiting.astype(np.int64), snapshot.now_s,
+        snapshot.table.arrival_s, snapshot.n_running, not forwards, knowledge.desk,
     )  # fmt: skip
-    answer = placement(known.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, known.scene)
-    return with_limit(snapshot.fitting(answer), snapshot, known.scene)
+    answer = placement(knowledge.scene, chosen, groups) if len(chosen) else beyond_pods(snapshot, knowledge.scene)
+    return with_limit(snapshot.fitting(answer), snapshot, knowledge.scene)
 
 
 def left_out(jobs: Jobs, cluster: Cluster) -> str | None:
@@ -193,7 +193,9 @@ def beyond_pods(snapshot: Snapshot, scene: Scene) -> Placement:
     demand = snapshot.table.gang_demand[waiting]
     held: Bools = np.all(demand[:, None] <= offered + SLACK, axis=2)  # (W, P)
     large = waiting[~held.any(axis=1)]
-    return Even(keep_order=True).place(snapshot, asked(snapshot, large)) if len(large) else Placement.nothing()
+    return (
+        Even(keep_order=True).place(snapshot, requested_gangs(snapshot, large)) if len(large) else Placement.nothing()
+    )
 
 
 def show(scene: Scene, slow: Slow, snapshot: Snapshot) -> None:

@@ -15,7 +15,7 @@ from labkit.core.resources import CPUS, GPUS
 from labkit.core.weights import Tensors, WeightsFiles, fault_of, other_names
 from labkit.schedulers.marl.network import FEATURES, WAITING, Net
 from labkit.speed.interference.levels import Level, digest_of
-from labkit.speed.what_if import N_SEEN
+from labkit.speed.what_if import N_SLOWDOWN_FEATURES
 
 FILES: Final = WeightsFiles(
     policy="marl",
@@ -42,10 +42,10 @@ class TrainedFor:
     """The kinds of sockets of the training's clusters (`servers_of`); empty: not known."""
 
     @classmethod
-    def of(cls, known: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
-        """Return what weights keep of an interference and of clusters."""
-        name, times = ("none", 1.0) if known is None else (known.name, known.times)
-        return cls(name, digest_of(known), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
+    def of(cls, level: Level | None, clusters: Iterable[Cluster] = ()) -> Self:
+        """Return the record that weights keep of an interference and of clusters."""
+        name, times = ("none", 1.0) if level is None else (level.name, level.times)
+        return cls(name, digest_of(level), times, "; ".join(sorted({servers_of(cluster) for cluster in clusters})))
 
 
 def servers_of(cluster: Cluster) -> str:
@@ -107,7 +107,7 @@ def _fault(tensors: Tensors) -> str:
     if not n_agents:
         return "it is for no scheduler"
     expected = {
-        "seen": (N_SEEN, hidden), "out": (hidden,), "first": (n_agents, len(FEATURES), units),
+        "seen": (N_SLOWDOWN_FEATURES, hidden), "out": (hidden,), "first": (n_agents, len(FEATURES), units),
         "bias": (n_agents, units), "last": (n_agents, units), "wait": (n_agents, len(WAITING)), "sharp": (n_agents,),
     }  # fmt: skip
     return fault_of(tensors, expected)

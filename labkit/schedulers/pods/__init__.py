@@ -39,8 +39,8 @@ def recipes() -> dict[str, tuple[dict[str, Any], Callable[..., Scheduler]]]:
     return found
 
 
-def _named(made: Callable[[], Placer], in_pods: bool, *, pods: bool | None = None, **options: Any) -> Scheduler:
-    return Partitioned(made(), pods=in_pods if pods is None else pods, **options)
+def _named(make_placer: Callable[[], Placer], in_pods: bool, *, pods: bool | None = None, **options: Any) -> Scheduler:
+    return Partitioned(make_placer(), pods=in_pods if pods is None else pods, **options)
 
 
 def _partitioned(*, placer: Placer | str = "even", **options: Any) -> Scheduler:

@@ -17,7 +17,7 @@ from labkit.core.protocols import Placer
 from labkit.core.resources import Ints
 from labkit.core.snapshot import Snapshot
 from labkit.placers import Even
-from labkit.schedulers.base import asked, place, start_in_order
+from labkit.schedulers.base import place, requested_gangs, start_in_order
 from labkit.schedulers.pods.room import PodRoom, refuse_unfit
 
 FORWARD: Final = {
@@ -59,7 +59,7 @@ class Partitioned:
     placer: Placer = Even(keep_order=True)
     forward: str = "most_free"
     pods: bool = True
-    _told: Placer | None = field(default=None, init=False, repr=False, compare=False)
+    _run_placer: Placer | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.forward not in FORWARD:
@@ -71,13 +71,13 @@ class Partitioned:
         Raise InputError if a pod has no GPU, a job's home is no pod of the cluster, or no pod that a job may go to ever
         holds it.
         """
-        self._told = begin_placer(self.placer, context)
+        self._run_placer = begin_placer(self.placer, context)
         if self.pods:
             refuse_unfit(context.jobs, context.cluster, context.runs_on, forwards=self.forward != "none")
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start, and where."""
-        placer = self.placer if self._told is None else self._told
+        placer = self.placer if self._run_placer is None else self._run_placer
         waiting = snapshot.waiting
         if not len(waiting):
             return Placement.nothing()
@@ -94,7 +94,7 @@ class Partitioned:
 
         def start(pod: int, jobs: Ints) -> None:
             part = PodSnapshot(snapshot, pod, trial=room.trial)
-            answer = place(placer, part, asked(part, jobs))
+            answer = place(placer, part, requested_gangs(part, jobs))
             room.take(answer)
             started.append(answer)
 

@@ -80,8 +80,8 @@ class PolluxOptimus:
         jobs = snapshot.jobs
         n_workers = np.zeros(len(jobs), np.int32)
         grow = self._grow(snapshot)
-        first = np.where(grow, 1, jobs.asked_workers)
-        each, servers = jobs.worker_demand[:, GPUS], jobs.asked_ps * jobs.ps_demand[:, GPUS]
+        first = np.where(grow, 1, jobs.requested_workers)
+        each, servers = jobs.worker_demand[:, GPUS], jobs.requested_ps * jobs.ps_demand[:, GPUS]
         for j in range(len(jobs)):
             takes = first[j] * each[j] + servers[j]
             if takes <= left + 1e-9:

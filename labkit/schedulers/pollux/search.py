@@ -27,7 +27,7 @@ HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Held:
+class PastGangs:
     """What is remembered of jobs: the most workers that each ever had, and how often it was placed."""
 
     most: Mapping[int, int]
@@ -76,31 +76,31 @@ class Pollux:
     quantum_s: float = 60.0
     _context: Context | None = field(default=None, init=False, repr=False)
     _curves: dict[int, tuple[float, int, Floats]] = field(default_factory=dict, init=False, repr=False)
-    _held: Recall[Held] = field(init=False, repr=False)
+    _history: Recall[PastGangs] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.penalty_s >= 0 or not self.grow >= 1:
             raise InputError(
                 f"pollux: penalty_s is {self.penalty_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
             )
-        self._held = Recall(Held({}, {}))
+        self._history = Recall(PastGangs({}, {}))
 
     def begin(self, context: Context) -> None:
         """Forget another run."""
         self._context, self._curves = context, {}
-        self._held.forget()
+        self._history.forget()
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return the gangs that changed."""
         jobs, table = snapshot.jobs, snapshot.table
         if not len(jobs):
             return Placement.nothing()
-        before = self._held.before(snapshot)
+        before = self._history.before(snapshot)
         total = capacity(snapshot)
         of = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
         cost = self._costs(snapshot, before, (jobs.worker_demand * of).max(axis=1))
         workers = np.arange(cost.shape[1])[None, :, None] * (jobs.worker_demand * of)[:, None, :]
-        takes = (workers + ((jobs.asked_ps[:, None] * jobs.ps_demand) * of)[:, None, :]).max(axis=2)
+        takes = (workers + ((jobs.requested_ps[:, None] * jobs.ps_demand) * of)[:, None, :]).max(axis=2)
         takes[:, 0] = 0.0
         n_workers = by_price(cost, takes, budget=1.0).astype(np.int32)
         n_ps = np.where(n_workers > 0, table.n_ps[jobs.number], 0).astype(np.int32)
@@ -108,13 +108,15 @@ class Pollux:
         self._note(before, answer)
         return answer
 
-    def _costs(self, snapshot: Snapshot, before: Held, share: Floats) -> Floats:
+    def _costs(self, snapshot: Snapshot, before: PastGangs, share: Floats) -> Floats:
         """Return 1 / (speed-up + a little) of each job by number of workers, (J, K); inf where it may not have it."""
         jobs, n = snapshot.jobs, len(snapshot.jobs)
         rigid = ~snapshot.table.malleable[jobs.number]
         most = np.minimum(jobs.max_workers, MOST_WORKERS)
         ever = np.array([before.most.get(job, 0) for job in jobs.number.tolist()])
-        most = np.where(rigid, jobs.asked_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32))
+        most = np.where(
+            rigid, jobs.requested_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32)
+        )
         fair = np.clip(np.ceil(1 / np.maximum(share, 1e-12) / n), 1, MOST_WORKERS).astype(np.int64)
         speed = np.full((n, int(most.max()) + 1), -1.0)
         for j in range(n):
@@ -123,13 +125,13 @@ class Pollux:
             speed[j, : len(mine)] = mine / max(curve[min(int(fair[j]), last)], 1e-300)
         speed[:, 0] = 0.0
         numbers = np.arange(speed.shape[1])
-        speed[rigid[:, None] & (numbers > 0) & (numbers != jobs.asked_workers[:, None])] = -1.0
+        speed[rigid[:, None] & (numbers > 0) & (numbers != jobs.requested_workers[:, None])] = -1.0
         speed *= np.where(numbers == jobs.n_workers[:, None], 1.0, self._restarted(snapshot, before)[:, None])
         cost: Floats = 1 / (np.maximum(speed, 0.0) / 4 + LEAST)
         cost[speed < 0] = np.inf
         return cost
 
-    def _restarted(self, snapshot: Snapshot, before: Held) -> Floats:
+    def _restarted(self, snapshot: Snapshot, before: PastGangs) -> Floats:
         """Return the factor of each job if it is placed anew, (J,)."""
         jobs = snapshot.jobs
         age_s = snapshot.now_s - jobs.arrival_s
@@ -157,14 +159,14 @@ class Pollux:
         self._curves[job] = speed, n, curve
         return curve
 
-    def _note(self, before: Held, answer: Placement) -> None:
+    def _note(self, before: PastGangs, answer: Placement) -> None:
         """Remember how many workers jobs get, and that they were placed."""
         got: dict[int, int] = {}
         for job, role, count in zip(answer.job.tolist(), answer.role.tolist(), answer.count.tolist(), strict=True):
             got[job] = got.get(job, 0) + (count if role == 0 else 0)
         most = {job: max(before.most.get(job, 0), n) for job, n in got.items()}
         placed = {job: before.placed.get(job, 0) + 1 for job in got}
-        self._held.keep(Held({**before.most, **most}, {**before.placed, **placed}))
+        self._history.keep(PastGangs({**before.most, **most}, {**before.placed, **placed}))
 
 
 def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
@@ -203,16 +205,16 @@ def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
     return _filled(cost, takes, found, left)
 
 
-def _filled(cost: Floats, takes: Floats, found: Ints, left: float) -> Ints:
+def _filled(cost: Floats, takes: Floats, chosen: Ints, left: float) -> Ints:
     """Return choices of which the one that is most worth its share has been made larger, while anything is left."""
     rows = np.arange(len(cost))
     for _ in range(MOST_WORKERS):
-        extra = takes - takes[rows, found][:, None]
+        extra = takes - takes[rows, chosen][:, None]
         rate = np.full(cost.shape, -np.inf)
         fits = (extra > 1e-12) & (extra <= left) & (cost < np.inf)
-        np.divide(cost[rows, found][:, None] - cost, extra, out=rate, where=fits)
+        np.divide(cost[rows, chosen][:, None] - cost, extra, out=rate, where=fits)
         j, choice = np.unravel_index(int(np.argmax(rate)), rate.shape)
         if not rate[j, choice] > 0:
             break
-        found[j], left = choice, left - extra[j, choice]
-    return found
+        chosen[j], left = choice, left - extra[j, choice]
+    return chosen

@@ -75,18 +75,18 @@ class Level:
         return self.name
 
 
-def digest_of(known: Contention | None) -> str:
+def digest_of(level: Contention | None) -> str:
     """Return the identity of a level: its name, or a digest of its measurements.
 
     >>> digest_of(None), digest_of(level("mild"))
     ('none', 'level mild')
     """
-    if known is None:
+    if level is None:
         return NONE
-    if known.declared is None:  # fits differ in their last digits from machine to machine, names do not
-        return f"level {known.name}"
-    parts = [known.model.kind, *(np.asarray(c).tolist() for c in (known.model.cpu_, known.model.pcie_))]
-    uses = sorted((name, use.worker_cores, use.ps_cores, use.pcie_gbps) for name, use in (known.uses or {}).items())
+    if level.declared is None:  # fits differ in their last digits from machine to machine, names do not
+        return f"level {level.name}"
+    parts = [level.model.kind, *(np.asarray(c).tolist() for c in (level.model.cpu_, level.model.pcie_))]
+    uses = sorted((name, use.worker_cores, use.ps_cores, use.pcie_gbps) for name, use in (level.uses or {}).items())
     return hashlib.sha256(json.dumps([parts, uses]).encode()).hexdigest()[:16]
 
 

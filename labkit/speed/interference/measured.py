@@ -89,12 +89,14 @@ def profile(
     names = [f"load-{cores:.1f}" for cores in co_cpu[:half]]
     for i in range(half, n_samples):
         others = rng.integers(n_kinds, size=rng.integers(1, 4))
-        co_cpu[i], co_pcie[i] = _beside(kinds, np.append(job[i], others), server, rng=rng)
+        co_cpu[i], co_pcie[i] = _usage_of_co_runners(kinds, np.append(job[i], others), server, rng=rng)
         names.append("+".join(f"kind-{k}" for k in others))
     return _measured(kinds, job, co_cpu, co_pcie, names, server, rng=rng)
 
 
-def _beside(kinds: Kinds, jobs: Any, server: ServerContention, *, rng: np.random.Generator) -> tuple[float, float]:
+def _usage_of_co_runners(
+    kinds: Kinds, jobs: Any, server: ServerContention, *, rng: np.random.Generator
+) -> tuple[float, float]:
     """Return U_C and P_C of the first job when all sit at random in the two groups of a server, two in each at most."""
     group = rng.permutation(np.repeat([0, 1], 2))[: len(jobs)].astype(np.int32)
     co_cpu, co_pcie = co_load(

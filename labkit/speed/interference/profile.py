@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import ProfileError, unknown
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.resources import Bools, Floats
 from labkit.core.text import shortened
 
@@ -61,7 +61,7 @@ class InterferenceProfile:
         numbers = {c: _numbers(table, c) for c in (*COLUMNS[2:], *present)}
         faults = [fault for c, values in numbers.items() for fault in _faults(c, values, table[c])]
         if faults:
-            raise ProfileError(told("profile", faults))
+            raise ProfileError(fault_report("profile", faults))
         cpu, pcie = numbers["cpu_cores"], numbers["pcie_gbps"]
         if len(present) == len(LOADS):
             co_cpu, co_pcie = numbers["co_cpu_cores"], numbers["co_pcie_gbps"]
@@ -81,7 +81,7 @@ class InterferenceProfile:
             "per step: drop the row or measure it again"
             for i in np.flatnonzero(odd | (self.slowdown < LEAST_SLOWDOWN))
         ]:
-            raise ProfileError(told("profile", faults))
+            raise ProfileError(fault_report("profile", faults))
 
     def __len__(self) -> int:
         return len(self.slowdown)

@@ -72,7 +72,7 @@ class ProfiledSpeed:
 
         self._costs = [Costs(profile.overheads, model) for model in jobs.models]
         self._contention = MeasuredContention.of(profile)
-        self._known_costs: dict[tuple[int, int], tuple[ChangeCost, ChangeCost, ChangeCost]] = {}
+        self._change_costs: dict[tuple[int, int], tuple[ChangeCost, ChangeCost, ChangeCost]] = {}
 
     def speeds(self, running: Running) -> Floats:
         """Return steps per second of each job, (J,)."""
@@ -134,10 +134,10 @@ class ProfiledSpeed:
 
     def _costs_of(self, job: int, n_new: int) -> tuple[ChangeCost, ChangeCost, ChangeCost]:
         key = int(self.jobs.model[job]), n_new
-        if key not in self._known_costs:
+        if key not in self._change_costs:
             costs = self._costs[key[0]]
-            self._known_costs[key] = costs.start(n_new), costs.start(n_new, again=True), costs.rescale(n_new)
-        return self._known_costs[key]
+            self._change_costs[key] = costs.start(n_new), costs.start(n_new, again=True), costs.rescale(n_new)
+        return self._change_costs[key]
 
     def alone(self, running: Running) -> GangTable:
         """Return the speed and core use of each gang alone."""

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Len, Lt
 
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError, ProfileError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.files import write_text
 from labkit.topology.inventory import Host, cluster_of
 
@@ -292,9 +292,9 @@ def read(path: str | Path) -> TestbedProfile:
     try:
         profile = TypeAdapter(TestbedProfile).validate_python(content)
     except ValidationError as error:
-        raise ProfileError(told(str(path), [_fault(fault) for fault in error.errors()])) from None
+        raise ProfileError(fault_report(str(path), [_fault(fault) for fault in error.errors()])) from None
     if faults := profile.faults():
-        raise ProfileError(told(str(path), faults))
+        raise ProfileError(fault_report(str(path), faults))
     return profile
 
 
@@ -316,7 +316,7 @@ def write(profile: TestbedProfile, path: str | Path) -> Path:
         If it contradicts itself.
     """
     if faults := profile.faults():
-        raise ProfileError(told(f"profile '{profile.name}'", faults))
+        raise ProfileError(fault_report(f"profile '{profile.name}'", faults))
     there = Path(path)
     there.parent.mkdir(parents=True, exist_ok=True)
     write_text(there, _text(profile))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from labkit.system.proc import Identity, Stat, alive, all_pids, is_ours, pidfd, send, stat, variables
+from labkit.system.proc import Identity, Stat, alive, all_pids, belongs_to_user, pidfd, send, stat, variables
 from labkit.testbed.agent.loop import Loop, Timer
 from labkit.testbed.agent.messages import Refusal, now_s
 
@@ -80,7 +80,7 @@ class TaskProcesses:
         found = variables(each.pid)
         if not found:  # of another user, or just about to become another program
             return None
-        ours = self._folder in found and is_ours(each.pid)
+        ours = self._folder in found and belongs_to_user(each.pid)
         seen[identity] = _parse(found) if ours else None
         return seen[identity]
 

@@ -327,13 +327,13 @@ class SshBackend:
         book.ensure(len(placement))
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, placement.devices, ledger.belief, DONE, book.held, book.tasks,
+            placement.cpus, placement.memory_gb, placement.devices, ledger.belief, DONE, book.allocations, book.tasks,
             book.left, book.demand, ledger.up, self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
         )  # fmt: skip
         self._first_row[:] = self._mate[:] = -1
         if fault != checks.OK:
             raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
-        refuse_repairs(placement, book.held, self.jobs)
+        refuse_repairs(placement, book.allocations, self.jobs)
 
     def _set(self, number: int, placement: Placement) -> list[Events]:
         """Set the placement of one job; return the events that follow at once."""

@@ -102,7 +102,7 @@ class JobRequest:
         """Read a request.json; InputError with every fault of the file."""
         from pydantic import TypeAdapter, ValidationError
 
-        from labkit.core.faults import told
+        from labkit.core.faults import fault_report
 
         try:
             request = TypeAdapter(cls).validate_json(path.read_bytes())
@@ -110,7 +110,7 @@ class JobRequest:
             raise InputError(f"{path}: {error.strerror}; expected a job's description there.") from None
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()]
-            raise InputError(told(str(path), faults)) from None
+            raise InputError(fault_report(str(path), faults)) from None
         if bool(request.name) + request.program + bool(request.script) != 1:
             raise InputError(f'{path}: expected one of the name of a model, "program": true, and a script.')
         if request.script and not (SCRIPT.fullmatch(request.script) and HASH.fullmatch(request.code)):

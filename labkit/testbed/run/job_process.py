@@ -100,7 +100,7 @@ def _attend(client: socket.socket, answer: OrderAnswer) -> None:
 
 
 def training_of(request: JobRequest, folder: Path) -> OwnTraining:
-    """Return what a request names, or the program that its folder holds."""
+    """Return the program that a request names, or that its folder holds."""
     from labkit.elastic.own_training import OwnTraining, catalogued
     from labkit.elastic.protocol.program import Program
     from labkit.testbed.run.own_scripts import training_from

@@ -274,7 +274,7 @@ def _called(path: Path, function: str, data: Path | None, seed: int) -> OwnTrain
 
 
 def _training(returned: Any, where: str) -> OwnTraining:
-    """Return what a function of a script has returned, as a training."""
+    """Return the result of a script's function, as a training."""
     if isinstance(returned, OwnTraining):
         return returned
     if not (isinstance(returned, tuple) and len(returned) == 3):

@@ -18,7 +18,7 @@ from annotated_types import Ge, Le, Len
 
 from labkit.core.errors import InputError
 from labkit.system.release import how_to_get
-from labkit.topology.inventory import fault_told
+from labkit.topology.inventory import fault_in_words
 
 if TYPE_CHECKING:
     import paramiko
@@ -136,7 +136,7 @@ def _checked(table: Mapping[str, Any], *, where: str, here: Path) -> tuple[Optio
     try:
         options = TypeAdapter(Options).validate_python(dict(table))
     except ValidationError as error:
-        return Options(), [fault_told(where, fault["loc"], dict(fault), known=known) for fault in error.errors()]
+        return Options(), [fault_in_words(where, fault["loc"], dict(fault), known=known) for fault in error.errors()]
     return _resolved(options, here=here), _odd(options, where=where)
 
 

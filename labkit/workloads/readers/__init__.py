@@ -89,7 +89,7 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "lsf": accounting.lsf,
     **{name: published(name) for name in TABLES},
     "pollux": pollux,
-    "mapped": lambda path: mapped.mapped(path, mapped.kept(path)),
+    "mapped": lambda path: mapped.mapped(path, mapped.stored_mapping(path)),
 }
 """Name of each format, and what reads it with a ledger of its rows and GPU-hours."""
 

@@ -269,42 +269,42 @@ def pbs(path: str | Path) -> Read:
     )
 
 
-def _of_pbs(job: str, told: Mapping[str, str], *, requeued: bool = False) -> dict[str, Any]:
+def _of_pbs(job: str, attributes: Mapping[str, str], *, requeued: bool = False) -> dict[str, Any]:
     """Return a record of PBS in sacct's columns."""
     number, _, server = job.partition(".")
-    code = told.get("Exit_status", "0")
-    hosts = dict.fromkeys(re.findall(r"(?:^|\+)\(?([\w.-]+?)(?=[/:+)]|$)", told.get("exec_host", "")))
-    kind = told.get("Resource_List.gpu_type") or told.get("Resource_List.gpu_model") or ""
-    gpus, typed = _pbs_gpus(told), f":{kind.lower()}" if kind else ""
-    memory = re.fullmatch(r"(\d+)([kmgt]?)b", told.get("Resource_List.mem", "").lower())
+    code = attributes.get("Exit_status", "0")
+    hosts = dict.fromkeys(re.findall(r"(?:^|\+)\(?([\w.-]+?)(?=[/:+)]|$)", attributes.get("exec_host", "")))
+    kind = attributes.get("Resource_List.gpu_type") or attributes.get("Resource_List.gpu_model") or ""
+    gpus, typed = _pbs_gpus(attributes), f":{kind.lower()}" if kind else ""
+    memory = re.fullmatch(r"(\d+)([kmgt]?)b", attributes.get("Resource_List.mem", "").lower())
     parts = {
-        "cpu": told.get("Resource_List.ncpus", ""),
+        "cpu": attributes.get("Resource_List.ncpus", ""),
         "mem": f"{memory[1]}{memory[2].upper()}" if memory and memory[2] else "",
-        "node": told.get("Resource_List.nodect", ""),
+        "node": attributes.get("Resource_List.nodect", ""),
         f"gres/gpu{typed}": f"{gpus}" if gpus else "",
     }
-    end = told.get("end", "")
+    end = attributes.get("end", "")
     return {
         "JobID": re.sub(r"\[(\d+)\]", r"_\1", number).replace("[]", ""), "Cluster": server,
-        "Submit": told.get("ctime") or told.get("qtime"), "Start": told.get("start"),
+        "Submit": attributes.get("ctime") or attributes.get("qtime"), "Start": attributes.get("start"),
         "End": end if end != "0" else None,
-        "Eligible": told.get("etime") if told.get("etime") != "0" else None,
-        "ElapsedRaw": None if end not in ("", "0") else _seconds(told.get("resources_used.walltime", "")),
+        "Eligible": attributes.get("etime") if attributes.get("etime") != "0" else None,
+        "ElapsedRaw": None if end not in ("", "0") else _seconds(attributes.get("resources_used.walltime", "")),
         "State": "REQUEUED" if requeued else "COMPLETED" if code == "0" else "FAILED",
         "AllocTRES": ",".join(f"{name}={amount}" for name, amount in parts.items() if amount),
-        "User": told.get("user"), "Account": told.get("account") or told.get("project"),
-        "Partition": told.get("queue"), "JobName": told.get("jobname"), "NodeList": ",".join(hosts),
-        "NNodes": told.get("Resource_List.nodect"), "Timelimit": told.get("Resource_List.walltime"),
+        "User": attributes.get("user"), "Account": attributes.get("account") or attributes.get("project"),
+        "Partition": attributes.get("queue"), "JobName": attributes.get("jobname"), "NodeList": ",".join(hosts),
+        "NNodes": attributes.get("Resource_List.nodect"), "Timelimit": attributes.get("Resource_List.walltime"),
     }  # fmt: skip
 
 
-def _pbs_gpus(told: Mapping[str, str]) -> int:
+def _pbs_gpus(attributes: Mapping[str, str]) -> int:
     """Return GPUs as allocated (exec_vnode), or as asked for: in all, by chunk, or on each node (Torque)."""
-    if given := re.findall(r"ngpus=(\d+)", told.get("exec_vnode", "")):
+    if given := re.findall(r"ngpus=(\d+)", attributes.get("exec_vnode", "")):
         return sum(map(int, given))
-    if (whole := told.get("Resource_List.ngpus", "")).isdigit():
+    if (whole := attributes.get("Resource_List.ngpus", "")).isdigit():
         return int(whole)
-    chunks = f"{told.get('Resource_List.select', '')}+{told.get('Resource_List.nodes', '')}".split("+")
+    chunks = f"{attributes.get('Resource_List.select', '')}+{attributes.get('Resource_List.nodes', '')}".split("+")
     counted = [(re.match(r"(\d+)(?=:|$)", chunk), re.search(r":n?gpus=(\d+)", chunk)) for chunk in chunks]
     return sum((int(n[1]) if n else 1) * int(each[1]) for n, each in counted if each)
 

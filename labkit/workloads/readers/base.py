@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
-from labkit.core.faults import MAX_FAULTS_TOLD, told
+from labkit.core.faults import MAX_LISTED, fault_report
 from labkit.core.files import MAX_BYTES, refuse_unreadable, too_large
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.core.text import CONTROL, shortened
@@ -206,7 +206,9 @@ class TraceTable:
             One message with all faults (the first 20 in full), in order of lines.
         """
         if self._faults:
-            raise TraceError(told(str(self.path), [text for _, text in sorted(self._faults, key=lambda f: f[0])]))
+            raise TraceError(
+                fault_report(str(self.path), [text for _, text in sorted(self._faults, key=lambda f: f[0])])
+            )
         if not len(self):
             raise TraceError(f"{self.path}: it has no jobs; expected at least one row.")
 
@@ -286,7 +288,7 @@ def table_of(
         return _mended(path, text, records, cells, separator=separator, columns=columns, repair=repair)  # fmt: skip
     if wrong:
         faults = [f"line {number}: {n} cells; expected {len(cells)}, separated by {separator!r}" for number, n in wrong]
-        raise TraceError(told(str(path), faults))
+        raise TraceError(fault_report(str(path), faults))
     options = {
         "sep": separator,
         "names": cells,
@@ -319,7 +321,7 @@ def _wrong_widths(text: str, records: list[Record] | None, *, separator: str, n_
         counted = ((number, line.count(separator) + 1) for number, line in each_line(text))
     else:
         counted = ((number, len(row)) for number, row in records)
-    return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_FAULTS_TOLD))
+    return list(islice(((number, n) for number, n in counted if n != n_cells), 10 * MAX_LISTED))
 
 
 def _headers_again(text: str, header: str, names: Sequence[str], separator: str) -> bool:
@@ -363,7 +365,7 @@ def _mended(
         else:
             lost.append(f"line {number}: {len(cells)} cells; expected {width}, separated by {separator!r}")
     if lost and len(lost) >= len(rows):
-        raise TraceError(told(str(path), lost))
+        raise TraceError(fault_report(str(path), lost))
     table = TraceTable(path, _parsed(rows, columns), text=text, header=True, lines=[number for number, _ in rows])
     table.lost = {reason: n for reason, n in (("headers once more", n_headers), (_cut(lost), len(lost))) if n}
     if n_fixed:

@@ -47,7 +47,7 @@ _HEADERLESS: Final = {
 
 
 def guesses(path: Path, *, formats: Sequence[str]) -> list[Guess]:
-    """Return what a file may be, the likeliest first.
+    """Return the possible formats of a file, the likeliest first.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _of_folder(path: Path) -> Guess:
 
 
 def _objects(head: str, first: str) -> Guess | None:
-    """Return what a JSON file, or Kubernetes' YAML, may be."""
+    """Return the possible formats of a JSON file, or of Kubernetes' YAML."""
     if is_yaml(head):
         return Guess("kubernetes", 1.0, "YAML with apiVersion, kind or items")
     if not first.lstrip().startswith(("{", "[")):
@@ -155,7 +155,7 @@ def _own(_head: str, first: str) -> Guess | None:
     there = [name for name in own.REQUIRED if name in names]
     if not there:
         return None
-    share = len(names & own.KNOWN) / len(names)
+    share = len(names & own.COLUMNS) / len(names)
     why = f"its header has {' and '.join(there)}, and {share:.0%} of its columns are labkit's own"
     return Guess("csv", 0.6 + 0.4 * share if len(there) > 1 else 0.8 * share, why)
 

@@ -68,7 +68,7 @@ def google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
     table.frame["type"] = [kinds.get(name, name) for name in names_of(table.frame["type"])]
     kind = table.numbers("type", low=0, high=len(KINDS) - 1, whole=True)
 
-    def asked(name: str) -> np.ndarray:
+    def requested(name: str) -> np.ndarray:
         column = next((each for each in there if each.endswith(name)), None)
         return np.nan_to_num(table.numbers(column, low=0, high=1, blank_ok=True)) if column else np.zeros(len(table))
 
@@ -79,7 +79,7 @@ def google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
             "task": table.numbers("instance_index", low=-1, high=2.0**53, whole=True, blank_ok=True),
             "kind": _OF_2011[np.nan_to_num(kind).astype(np.int64)],
             "user": names_of(table.frame["user"], blank="unknown") if "user" in there else "unknown",
-            "cpu": asked("cpus"), "memory": asked("memory"), "disk": 0.0, "apart": 0.0,
+            "cpu": requested("cpus"), "memory": requested("memory"), "disk": 0.0, "apart": 0.0,
         }
     )  # fmt: skip
     table.check()

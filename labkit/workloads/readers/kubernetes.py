@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.device_names import TYPE_LABELS, gpus_asked, is_gpu, is_known, part_of, quantity, slice_of
+from labkit.core.device_names import TYPE_LABELS, is_gpu, is_known, part_of, quantity, requested_gpus, slice_of
 from labkit.core.errors import TraceError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
@@ -62,7 +62,7 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         if kind == "Pod" and (pod := read_pod(i, entry, faults)) is not None
     ]
     if faults and len(faults) >= len(pods):
-        raise TraceError(told(str(path), faults))
+        raise TraceError(fault_report(str(path), faults))
     if faults:
         ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     ran = _ran(_latest(pods, ledger), ledger)
@@ -87,7 +87,7 @@ def _latest(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
     latest: dict[str, Pod] = {}
     for i, pod in enumerate(pods):
         key = pod.uid or f"{i}"
-        if key not in latest or (pod.end_s or 0.0, pod.seen_s) >= (latest[key].end_s or 0.0, latest[key].seen_s):
+        if key not in latest or (pod.end_s or 0.0, pod.last_s) >= (latest[key].end_s or 0.0, latest[key].last_s):
             latest[key] = pod
     ledger.merge(len(pods) - len(latest), "of pods that stand there more than once (exports put together)")
     return list(latest.values())
@@ -95,7 +95,7 @@ def _latest(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
 
 def _ran(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
     """Return the pods of jobs that ran, those under way until the last moment that the file names."""
-    last_s = max((pod.seen_s for pod in pods), default=0.0)
+    last_s = max((pod.last_s for pod in pods), default=0.0)
     pods = [pod.until(last_s) if pod.end_s is None and pod.under_way else pod for pod in pods]
     ledger.open([pod.gpu_hours for pod in pods])
     ran = []
@@ -122,13 +122,13 @@ def _grouped(pods: Sequence[Pod]) -> list[list[Pod]]:
         named.setdefault(pod.job, []).append(pod)
     used: dict[str, int] = {}
     groups = []
-    for mine in (unit for whole in named.values() for once in _made_anew(whole) for unit in _completions(once)):
+    for mine in (unit for whole in named.values() for once in _by_object(whole) for unit in _completions(once)):
         nth = used[mine[0].job] = used.get(mine[0].job, 0) + 1
         groups.append([replace(pod, job=f"{pod.job}#{nth}") for pod in mine] if nth > 1 else mine)
     return groups
 
 
-def _made_anew(pods: list[Pod]) -> list[list[Pod]]:
+def _by_object(pods: list[Pod]) -> list[list[Pod]]:
     """Return the pods of each object of one name; pods of others' owners belong to the one that was there then."""
     began: dict[str, float] = {}
     for pod in pods:
@@ -173,10 +173,10 @@ def _devices(pods: Sequence[Pod], ledger: TraceLedger) -> None:
     for name in (name for pod in pods for name in pod.devices):
         counts[name] = counts.get(name, 0) + 1
     if counts:
-        told = ", ".join(f"{name} of {n:,} pods" for name, n in counts.items())
+        fault_report = ", ".join(f"{name} of {n:,} pods" for name, n in counts.items())
         how = ",".join(f"{name}=1" for name in counts if "/" in name)
         remedy = f"; --format 'kubernetes({how})' counts them as so many GPUs each" if how else ""
-        ledger.check(f"devices that are not counted as GPUs: {told}{remedy}.")
+        ledger.check(f"devices that are not counted as GPUs: {fault_report}{remedy}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ class Pod:
     owner : str
         Kind of its controller; "" without one.
     created_s, start_s, end_s, seen_s : float
-        Seconds since 1970, None where not known; `seen_s` is the last moment that the pod tells.
+        Seconds since 1970, None where not known; `last_s` is the last moment that the pod tells.
     under_way : bool
         It has not ended.
     gpus, cpus, memory_gb : float
@@ -376,7 +376,7 @@ class Pod:
     created_s: float
     start_s: float | None
     end_s: float | None
-    seen_s: float
+    last_s: float
     under_way: bool
     gpus: float
     cpus: float
@@ -435,7 +435,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
     start_s, end_s, seen = _times(status)
     gpus, slices = _gpus(metadata, spec)
-    cpus = _asked(spec, lambda one: _of(one, "cpu"))
+    cpus = _requested(spec, lambda one: _of(one, "cpu"))
     return Pod(
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
@@ -448,11 +448,11 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         created_s=created_s,
         start_s=start_s,
         end_s=end_s,
-        seen_s=max([created_s, *seen]),
+        last_s=max([created_s, *seen]),
         under_way=status.get("phase") in ("Running", "Pending", "Unknown"),
         gpus=gpus,
         cpus=min(cpus, _MOST_CORES) if cpus > 0 else float("nan"),
-        memory_gb=_asked(spec, lambda one: _of(one, "memory")) / 2.0**30,
+        memory_gb=_requested(spec, lambda one: _of(one, "memory")) / 2.0**30,
         guessed=slices,
         uid=uid,
         identity=owner[2] if owner[1] and owner[1] == str(labels.get(label, owner[1])) else "" if label else uid,
@@ -514,15 +514,15 @@ def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[float, 
     """Return the GPUs that a pod asks for, and whether they are parts of some."""
     names = {name for resources in _resources(spec) for name in resources}
     sliced = any("shared" in name or "vgpu" in name or part_of(name) not in (None, 1.0) for name in names)
-    gpus = _asked(spec, _gpus_of)
+    gpus = _requested(spec, _gpus_of)
     selector = _mapping(spec.get("nodeSelector"))
     part = slice_of(str(selector.get("cloud.google.com/gke-gpu-partition-size", "")))
     clients = _number_of(selector.get("cloud.google.com/gke-max-shared-clients-per-gpu")) or 1.0
     if gpus and (part or clients > 1):
         return gpus * (part or 1.0) / clients, True
-    told = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
-    if not gpus and (fraction := _number_of(told.get("gpu-fraction"))):  # run:ai
-        return fraction * (_number_of(told.get("gpu-fraction-num-devices")) or 1.0), True
+    fault_report = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
+    if not gpus and (fraction := _number_of(fault_report.get("gpu-fraction"))):  # run:ai
+        return fraction * (_number_of(fault_report.get("gpu-fraction-num-devices")) or 1.0), True
     return gpus, sliced or gpus % 1 > 0
 
 
@@ -534,10 +534,10 @@ def _gpus_of(container: object) -> float:
     """Return the GPUs that a container asks for."""
     resources = _mapping(_mapping(container).get("resources"))
     names = {name for part in ("requests", "limits") for name in _mapping(resources.get(part))}
-    return gpus_asked({name: _of(container, name) for name in names if "/" in name and is_gpu(name)})
+    return requested_gpus({name: _of(container, name) for name in names if "/" in name and is_gpu(name)})
 
 
-def _asked(spec: Mapping[str, Any], amount: Callable[[object], float]) -> float:
+def _requested(spec: Mapping[str, Any], amount: Callable[[object], float]) -> float:
     """Return a pod's request of an amount of each container: all together, or one that runs before if that is more."""
     first = _list(spec.get("initContainers"))
     beside = [one for one in first if _mapping(one).get("restartPolicy") == "Always"]  # sidecars

@@ -12,7 +12,7 @@ from labkit.core.device_names import quantity, slice_of
 
 OWN_JOB: Final = "training.kubeflow.org/job-name"
 OWN_ROLE: Final = "training.kubeflow.org/replica-type"
-BEGUN: Final = ("Running", "Admitted", "JobRunning")
+STARTED: Final = ("Running", "Admitted", "JobRunning")
 """Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's."""
 OVER: Final = {"Succeeded": "Succeeded", "Complete": "Succeeded", "Completed": "Succeeded", "Finished": "Succeeded",
                "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}  # fmt: skip
@@ -156,7 +156,7 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     over = next((kind for kind in (*holds, phase) if kind in OVER), "")
     ends = status.get("completionTime") or status.get("endTime") or moments.get(over)
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
-    begun = next((moments[kind] for kind in BEGUN if moments.get(kind) and str(moments[kind]) != str(ends)), None)
+    begun = next((moments[kind] for kind in STARTED if moments.get(kind) and str(moments[kind]) != str(ends)), None)
     starts = begun or status.get("startTime")
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
     ran = {"terminated": {"startedAt": starts, "finishedAt": ends}} if ends and starts else running

@@ -35,11 +35,11 @@ from labkit.workloads.readers.mapping import (
     ColumnMap,
     FieldSource,
     keep,
-    kept,
     named,
     per_of,
     refuse_unfit,
     sidecar,
+    stored_mapping,
     sureness,
     words_of,
 )
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "FIELDS", "ColumnMap", "FieldSource", "keep", "kept", "mapped", "named", "proposed", "read_mapped", "sidecar",
-    "table",
+    "FIELDS", "ColumnMap", "FieldSource", "keep", "mapped", "named", "proposed", "read_mapped", "sidecar",
+    "stored_mapping", "table",
 ]  # fmt: skip
 
 SEPARATORS: Final = ",;\t|"
@@ -81,7 +81,7 @@ def read_mapped(path: str | Path) -> Jobs:
     TraceError
         If nothing tells them; every fault of the file, with line and column.
     """
-    return mapped(path, kept(path)).jobs
+    return mapped(path, stored_mapping(path)).jobs
 
 
 def table(path: str | Path) -> tuple[pd.DataFrame, str]:
@@ -136,7 +136,7 @@ def proposed(
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
-        (_ORDER[sure], place, bool(ASKED.intersection(words_of(column)[0])), name, column)
+        (_ORDER[sure], place, bool(REQUEST_WORDS.intersection(words_of(column)[0])), name, column)
         for place, name in enumerate(FIELDS)
         for column in columns
         if name not in chosen and (sure := sureness(name, column)) and _holds(name, head[column])
@@ -184,7 +184,7 @@ def _consistent(
     return found
 
 
-ASKED: Final = frozenset({"req", "request", "requested", "asked", "limit"})
+REQUEST_WORDS: Final = frozenset({"req", "request", "requested", "asked", "limit"})
 """Words of columns that tell what was asked for, where another may tell what there was."""
 
 _TOTAL: Final = frozenset({"total", "all", "whole", "job", "alloc", "allocated", "gres", "tres"})
@@ -374,7 +374,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     gpus = _of_the_job("gpus", columns, sources)
     times = _times(columns, sources, gpus, ledger)
     ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
-    keep = _kept(cells, times, gpus, lost, ledger, has_ids="id" in sources)
+    keep = _valid_jobs(cells, times, gpus, lost, ledger, has_ids="id" in sources)
     ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
         ledger.remark(rows & keep, guess)
@@ -474,7 +474,9 @@ def _compare(
     )
 
 
-def _kept(cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool) -> Bools:
+def _valid_jobs(
+    cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool
+) -> Bools:
     """Return which rows are jobs with GPUs that ran, and count the others."""
     arrival_s, duration_s, hours = times.arrival_s, times.duration_s, ledger.hours_of_rows
     kept = ~lost

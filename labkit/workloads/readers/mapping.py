@@ -284,7 +284,7 @@ def keep(mapping: ColumnMap, path: str | Path) -> Path:
     return map_path
 
 
-def kept(path: str | Path) -> ColumnMap:
+def stored_mapping(path: str | Path) -> ColumnMap:
     """Return how a trace is read, as the file beside it says.
 
     Raises

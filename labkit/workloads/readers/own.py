@@ -30,7 +30,7 @@ _OPTIONAL: Final = ("samples_per_step", "duration_s", "slo_s", "loss_delta", "li
 _MOMENTS: Final = ("begin_s", "recorded_start_s")
 _AMOUNTS: Final = ("gpu_memory_gb", "ps_memory_base_gb", "ps_memory_growth_gb")
 _DEMANDS: Final = tuple(f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb"))
-KNOWN: Final = frozenset(
+COLUMNS: Final = frozenset(
     (
         *_TEXT,
         *_NAMES,
@@ -57,8 +57,8 @@ def read_csv(path: str | Path) -> Jobs:
     path = Path(path)
     names = _header(text_of(path, expected=EXPECTED))
     for name in names:
-        if name not in KNOWN:
-            raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
+        if name not in COLUMNS:
+            raise TraceError(f"{path}: {unknown('column', name, COLUMNS)}")
     needed = tuple(dict.fromkeys((*REQUIRED, *names)))
     text = [name for name in (*_TEXT, *_NAMES) if name in names]
     table = table_of(path, columns=needed, names=text, header=True, expected=EXPECTED)
@@ -77,8 +77,8 @@ def read_parquet(path: str | Path) -> Jobs:
     except ParquetError as error:
         raise TraceError(f"{path}: not a readable Parquet file ({error}); expected {EXPECTED}.") from None
     for name in map(str, frame.columns):
-        if name not in KNOWN:
-            raise TraceError(f"{path}: {unknown('column', name, KNOWN)}")
+        if name not in COLUMNS:
+            raise TraceError(f"{path}: {unknown('column', name, COLUMNS)}")
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing:
         raise TraceError(f"{path}: column {missing[0]} is missing; expected {EXPECTED}.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools
 from labkit.workloads.readers.base import from_zero, json_of, per_gpu, started, table_of, text_of
@@ -68,7 +68,7 @@ def philly_log(path: str | Path) -> Read:
     faults: list[str] = []
     rows = [row for i, entry in enumerate(entries) if (row := _row(i, entry, faults)) is not None]
     if faults and 2 * len(faults) >= len(entries):
-        raise TraceError(told(str(path), faults))
+        raise TraceError(fault_report(str(path), faults))
     ledger, segments = _with_durations(rows)
     ran = _ran(rows, ledger)
     if faults:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from labkit.core.device_names import SLICE, counted, slice_of
 from labkit.core.errors import TraceError
-from labkit.core.faults import told
+from labkit.core.faults import fault_report
 from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, first_row, header_of, table_of
 from labkit.workloads.readers.line_repair import LineRepair
 
@@ -27,11 +27,11 @@ COLUMNS: Final = (
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
-ASKED: Final = (
+SACCT_COMMAND: Final = (
     "sacct -a -X -P -S 2024-01-01 -o JobID,JobName,User,Submit,Eligible,Start,End,Elapsed,Timelimit,State,AllocTRES,"
     "ReqTRES,NNodes,NodeList,Partition,QOS,Constraints,Priority,Reservation,Reason,SubmitLine"
 )
-EXPECTED: Final = f"what `{ASKED}` prints, or `sacct --json`"
+EXPECTED: Final = f"what `{SACCT_COMMAND}` prints, or `sacct --json`"
 SEPARATORS: Final = "|,;\t^~#"
 _JOB_ID: Final = re.compile(r"\d+(_\d+|_\[[^\]]*\]|\+\d+)?(\.\w+)?")
 NO_HEADER: Final = "looks like sacct without its header; export with --parsable2 and without --noheader"
@@ -183,8 +183,10 @@ def _from_json(path: Path, text: str) -> TraceTable:
     faults: list[str] = []
     rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
     if 2 * len(faults) >= len(rows) and faults:
-        raise TraceError(told(str(path), faults))
-    frame = pd.DataFrame([row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _KEPT])
+        raise TraceError(fault_report(str(path), faults))
+    frame = pd.DataFrame(
+        [row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _READ_FIELDS]
+    )
     table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
     table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
     return table
@@ -229,7 +231,7 @@ def _ran_s(entry: Mapping[str, Any], start_s: Any, printed_s: float | None, *, s
     return max(0.0, printed_s - float(start_s))
 
 
-_KEPT: Final = frozenset(
+_READ_FIELDS: Final = frozenset(
     {"JobID", "Submit", "Start", "End", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "ReqCPUS", "User", "Account",
      "Partition", "JobName", "Priority", "Restarts", "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes",
      "NodeList", "QOS", "Constraints", "Reason", "SubmitLine"}

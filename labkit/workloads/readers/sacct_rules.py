@@ -18,7 +18,7 @@ from labkit.workloads.readers.times import moments_s, read_spans_s
 if TYPE_CHECKING:
     import pandas as pd
 
-BEGUN_S: Final = 2.0
+SLURM_DELAY_S: Final = 2.0
 """Seconds between submission and Eligible that are Slurm's own."""
 AT_ONCE_S: Final = 15.0
 """A task of an array that starts so soon after another one of it has ended had waited for that."""
@@ -26,14 +26,14 @@ _OPTIONS: Final = {
     "array": ("array", "-a "), "after": ("dependency", "-d "), "hosts": ("nodelist", "-w "),
     "exclude": ("exclude", "-x "), "licenses": ("licenses", "-L "), "switches": ("switches", "--switches="),
 }  # fmt: skip
-_FOUND: Final = {
+_OPTION_PATTERNS: Final = {
     key: re.compile(rf"(?:^|\s)(?:--{long}[= ]|{short})\s*(\S+)") for key, (long, short) in _OPTIONS.items()
 }
 """Options of sbatch whose values a SubmitLine tells."""
 _TASK: Final = re.compile(r"((?:.*/)?\d+)_\d+(?:#\d+)?")
 _NUMBERS: Final = re.compile(r"\d+")
 _PARENTS: Final = re.compile(r"(after\w*|singleton):?([\d_:+*]*)")
-_KEPT: Final = ("afterok", "afterany", "aftercorr")
+_DEPENDENCIES: Final = ("afterok", "afterany", "aftercorr")
 """Dependencies on the end of other jobs; one that failed is followed by none, so that all that ran may follow."""
 
 
@@ -49,7 +49,9 @@ def columns_of_rules(table: TraceTable) -> dict[str, Any]:
         return text_column([nothing.get(cell, cell) for cell in names])
 
     codes, lines = pd.factorize(text("SubmitLine"))  # many jobs are submitted alike
-    options = {key: np.array([_value(pattern, line) for line in lines], object) for key, pattern in _FOUND.items()}
+    options = {
+        key: np.array([_value(pattern, line) for line in lines], object) for key, pattern in _OPTION_PATTERNS.items()
+    }
     return {
         "limit_s": read_spans_s(frame["Timelimit"]) if "Timelimit" in frame else np.nan,
         "eligible_s": moments_s(table, "Eligible") if "Eligible" in frame else np.nan,
@@ -72,11 +74,11 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     """
     ids: list[str] = rows["id"].tolist()
     base = np.array([_TASK.sub(r"\1", name) if "_" in name and _TASK.fullmatch(name) else "" for name in ids], object)
-    at_most, guessed = _throttles(rows, base, _told_throttles(whole))
+    at_most, guessed = _throttles(rows, base, _declared_throttles(whole))
     after, odd = _dependencies(rows, base)
     delay_s = (rows["eligible_s"] - rows["submit_s"]).to_numpy(np.float64)
     follows = after != ""
-    begins = (delay_s > BEGUN_S) & ~follows & (at_most == 0)
+    begins = (delay_s > SLURM_DELAY_S) & ~follows & (at_most == 0)
     gpus, nodes = rows["gpus"].to_numpy(np.float64), rows["nodes"].to_numpy(np.float64)
     plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & np.array(["+" not in name for name in ids], np.bool_)
     named = (rows["asked_hosts"] != "").to_numpy()
@@ -132,17 +134,17 @@ def _constraint(constraint: str, hosts: str) -> str:
     return f"({named})&({constraint})" if constraint else named
 
 
-def _told_throttles(whole: pd.DataFrame) -> dict[str, int]:
+def _declared_throttles(whole: pd.DataFrame) -> dict[str, int]:
     """Return how many tasks of an array may run at once, as its SubmitLine or a row that still waits tells."""
-    told: dict[str, int] = {}
+    declared: dict[str, int] = {}
     for identity, asked in zip(whole["id"], whole["asked_array"], strict=True):
         percent = ("%" in asked or "%" in identity) and "_" in identity
         if percent and (match := re.search(r"%(\d{1,6})", f"{asked} {identity}")):
-            told[identity.partition("_")[0]] = int(match[1])
-    return told
+            declared[identity.partition("_")[0]] = int(match[1])
+    return declared
 
 
-def _throttles(rows: pd.DataFrame, base: np.ndarray, told: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+def _throttles(rows: pd.DataFrame, base: np.ndarray, declared: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return how many tasks of each row's array may run at once, (N,), 0: any number; and where that was guessed."""
     at_most, guessed = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.bool_)
     members: dict[str, list[int]] = defaultdict(list)
@@ -153,7 +155,7 @@ def _throttles(rows: pd.DataFrame, base: np.ndarray, told: dict[str, int]) -> tu
     limited = (rows["reason"] == "JobArrayTaskLimit").to_numpy()
     for array, mine in members.items():
         at = np.array(mine)
-        if (n := told.get(array.rpartition("/")[2], 0)) > 0:
+        if (n := declared.get(array.rpartition("/")[2], 0)) > 0:
             at_most[at] = n
         elif (
             len(at) > 1
@@ -200,11 +202,11 @@ def _dependencies(rows: pd.DataFrame, base: np.ndarray) -> tuple[np.ndarray, Boo
         parents: dict[str, None] = {}
         found = _PARENTS.findall(asked[i])
         for kind, numbers in found:
-            for number in filter(None, re.split(r"[:]", numbers)) if kind in _KEPT else ():
+            for number in filter(None, re.split(r"[:]", numbers)) if kind in _DEPENDENCIES else ():
                 name = f"{site}{slash}{re.sub(r'[*+].*$', '', number).removesuffix('_')}"
                 task = f"{name}_{own.partition('_')[2]}" if kind == "aftercorr" else ""
                 parents |= dict.fromkeys(known.get(task) or known.get(name) or [])
         parents.pop(ids[i], None)
         after[i] = "+".join(parents)
-        odd[i] = "?" in asked[i] or any(kind not in _KEPT for kind, _ in found)
+        odd[i] = "?" in asked[i] or any(kind not in _DEPENDENCIES for kind, _ in found)
     return after, odd

@@ -17,7 +17,7 @@ from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
-from labkit.schedulers.dlrover.stages import JobState, Seen, Stage, look
+from labkit.schedulers.dlrover.stages import JobState, Observation, Stage, look
 from labkit.simulator import Overheads
 from tests.schedulers.dlrover.test_scheduler import jobs_of
 
@@ -79,11 +79,11 @@ def test_a_final_plan_is_watched_and_sampled_again_once_its_speed_stays_another(
     state, rules = JobState(Stage.FINAL, COLD, 0.0, samples=(sample,)), Rules()
     said = []
     for k in range(3):
-        state, came = look(state, Seen(replace(sample, speed=9.0), 100.0 + k, 900.0), rules, now_s=100.0 + k)
+        state, came = look(state, Observation(replace(sample, speed=9.0), 100.0 + k, 900.0), rules, now_s=100.0 + k)
         said.append(came)
     assert said == ["", "", "sampled"]
     assert [each.speed for each in state.samples] == [9.0], "the newest one stands for that plan"
-    back, came = look(state, Seen(replace(sample, speed=9.2), 200.0, 900.0), rules, now_s=200.0)
+    back, came = look(state, Observation(replace(sample, speed=9.2), 200.0, 900.0), rules, now_s=200.0)
     assert (came, back.n_off) == ("", 0)
 
 

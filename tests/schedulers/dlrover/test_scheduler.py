@@ -184,7 +184,7 @@ def workers_over_time(scheduler: str, jobs: Jobs) -> list[int]:
     told: list[int] = []
     while not session.done:
         session.step(policy.schedule(session.snapshot()))
-        n = int(session.ledger.book.held["n_workers"][0])
+        n = int(session.ledger.book.allocations["n_workers"][0])
         told += [n] if not told or told[-1] != n else []
     return told
 
@@ -211,7 +211,7 @@ def most_moved(scheduler: str) -> list[list[int]]:
     held, most = np.ones((2, 2), int), np.zeros((2, 2), int)
     while not session.done:
         session.step(policy.schedule(session.snapshot()))
-        book = session.ledger.book.held
+        book = session.ledger.book.allocations
         now = np.column_stack([book["n_workers"], book["n_ps"]]).astype(int)
         now = np.where(now.any(axis=1)[:, None], now, held)  # but for those that wait or are done
         most, held = np.maximum(most, np.abs(now - held)), now

@@ -325,7 +325,7 @@ def test_allox_does_not_preempt() -> None:
 def test_allox_starts_gangs_at_the_heads_while_they_fit_and_holds_room_for_one_that_does_not() -> None:
     problem = Problem.of([[2.0], [4.0], [1.0]], capacity=[4], n_gpus=[2, 4, 1], steps_left=[2, 400, 100])
     answer = Allox().allocate(problem)
-    assert answer.held(problem).sum() <= 4
+    assert answer.gpus_in_use(problem).sum() <= 4
     assert answer.share.ravel().tolist() == [1.0, 0.0, 0.0]
 
 
@@ -380,7 +380,7 @@ def test_every_policy_takes_spread_gangs_and_gangs_over_several_types(name: str)
     answer = policies()[name]().allocate(SPREAD)
     assert answer.share.shape == SPREAD.speed.shape
     assert (answer.share.sum(axis=1) <= 1 + 1e-9).all()
-    assert (answer.held(SPREAD) <= SPREAD.capacity + 1e-6).all()
+    assert (answer.gpus_in_use(SPREAD) <= SPREAD.capacity + 1e-6).all()
     assert (answer.share[SPREAD.speed == 0] == 0).all()
 
 
@@ -399,7 +399,7 @@ def test_a_type_without_gpus_is_left_out_and_jobs_that_need_it_wait(name: str) -
     assert answer.share.shape == (3, 2)
     assert not answer.share[0].any()
     assert not answer.share[:, 1].any()
-    assert (answer.held(problem) <= problem.capacity + 1e-9).all()
+    assert (answer.gpus_in_use(problem) <= problem.capacity + 1e-9).all()
     assert answer.speed(problem)[1:].sum() > 0
 
 

@@ -78,7 +78,7 @@ def assert_feasible(answer: Allocation, problem: Problem) -> None:
     time = answer.share.sum(axis=1)
     np.add.at(time, answer.pairs.ravel(), np.repeat(answer.pair_share.sum(axis=1), 2))
     assert time.max() <= 1 + 1e-7
-    assert (answer.held(problem) <= problem.capacity * (1 + 1e-7)).all()
+    assert (answer.gpus_in_use(problem) <= problem.capacity * (1 + 1e-7)).all()
     assert (answer.share[problem.speed == 0] == 0).all()
 
 

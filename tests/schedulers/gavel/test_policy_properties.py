@@ -88,7 +88,7 @@ def test_no_policy_overfills_a_type_or_a_job_or_is_further_from_its_bound_than_i
     assert answer.gap <= CLOSE or name not in BOUNDED
     assert (answer.share >= 0).all()
     assert (answer.pair_share >= 0).all()
-    assert (answer.held(problem) <= problem.capacity * (1 + CLOSE)).all()
+    assert (answer.gpus_in_use(problem) <= problem.capacity * (1 + CLOSE)).all()
     time = answer.share.sum(axis=1)
     np.add.at(time, answer.pairs.ravel(), np.repeat(answer.pair_share.sum(axis=1), 2))
     assert time.max() <= 1 + CLOSE

@@ -1,4 +1,4 @@
-"""What a simulation is asked for, checked before it begins: one line that says what to give instead."""
+"""Arguments of a simulation, checked before it begins: one line that says what to give instead."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ KINDS: Final[dict[str, tuple[type, str]]] = {
 """What makes a run less than ideal, and its cadence: the type of each, and an example."""
 
 
-def jobs_of(given: Any, *, seed: int = 0) -> Jobs:
+def jobs_of(source: Any, *, seed: int = 0) -> Jobs:
     """Return jobs: themselves, read from a trace that is named, or generated with a seed ("poisson(80, per_hour=12)").
 
     Raise InputError if it is none of these, or has no jobs; or as `labkit.workloads.expressions.trace`.
     """
-    if isinstance(given, Jobs):
-        if not len(given):
+    if isinstance(source, Jobs):
+        if not len(source):
             raise InputError(
-                f"{given.name} has no jobs; expected at least one. Does a condition, as in take(), fit none?"
+                f"{source.name} has no jobs; expected at least one. Does a condition, as in take(), fit none?"
             )
-        return given
-    if isinstance(given, str | Path):
-        return trace(given, seed=seed)
+        return source
+    if isinstance(source, str | Path):
+        return trace(source, seed=seed)
     raise InputError(
-        f"jobs is a {type(given).__name__}; expected Jobs, the path of a trace, or a generator such as 'poisson(80, "
+        f"jobs is a {type(source).__name__}; expected Jobs, the path of a trace, or a generator such as 'poisson(80, "
         "per_hour=12)'. Jobs.of(arrival_s=..., total_steps=..., n_workers=...) makes them from columns."
     )
 
 
-def schedulers_of(given: Any) -> list[Scheduler | str]:
+def schedulers_of(schedulers: Any) -> list[Scheduler | str]:
     """Return the schedulers to compare; a text is a list of names, as on the command line.
 
     Raise InputError if there is none, or it is no list.
@@ -56,12 +56,18 @@ def schedulers_of(given: Any) -> list[Scheduler | str]:
     >>> schedulers_of("fifo, las(quantum_s=60)")
     ['fifo', 'las(quantum_s=60)']
     """
-    chosen = split_names(given) if isinstance(given, str) else [given] if hasattr(given, "schedule") else given
+    chosen = (
+        split_names(schedulers)
+        if isinstance(schedulers, str)
+        else [schedulers]
+        if hasattr(schedulers, "schedule")
+        else schedulers
+    )
     if not isinstance(chosen, Iterable):
-        raise InputError(f"schedulers is a {type(given).__name__}; expected a list of names or schedulers.")
-    if not (found := list(chosen)):
+        raise InputError(f"schedulers is a {type(schedulers).__name__}; expected a list of names or schedulers.")
+    if not (names := list(chosen)):
         raise InputError("no scheduler is named; name at least one, e.g. fifo,srtf.")
-    return found
+    return names
 
 
 def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
@@ -71,15 +77,15 @@ def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
         raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
 
 
-def refuse_odd(given: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
+def refuse_odd(options: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:
     """Raise if a part of a simulation is of another kind than it should be, or a seed is no whole number >= 0.
 
-    `given`: name of a part -> what was given, None where it was left out; `kinds`: name of a part -> the type that it
+    `options`: name of a part -> what was given, None where it was left out; `kinds`: name of a part -> the type that it
     must have, and how to make one.
     """
     for name, (kind, example) in kinds.items():
-        if given[name] is not None and not isinstance(given[name], kind):
-            raise InputError(f"{name} is {given[name]!r}; expected e.g. {example}.")
+        if options[name] is not None and not isinstance(options[name], kind):
+            raise InputError(f"{name} is {options[name]!r}; expected e.g. {example}.")
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"seed is {seed!r}; expected a whole number >= 0.")
 
