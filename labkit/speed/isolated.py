@@ -101,7 +101,8 @@ def _holds(room: Floats, demand: Floats) -> Ints:
 def _fill(holds: Ints, n: Ints) -> Ints:
     """Return how many of n (S, 1) tasks each group takes, in order, (S, G)."""
     most = np.minimum(holds, n)
-    return np.clip(n - (np.cumsum(most, axis=1, dtype=np.int64) - most), 0, most).astype(np.int32)
+    filled: Ints = np.clip(n - (np.cumsum(most, axis=1, dtype=np.int64) - most), 0, most).astype(np.int32)
+    return filled
 
 
 @runtime_checkable
