@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import GPUS, Floats, Ints
 from labkit.core.running import Running
 from labkit.speed.tabled import ByCounts
+
+MOST: Final = 1_000_000
+"""Shapes of gangs times device groups that are looked at in one go."""
 
 
 def compact(jobs: Jobs, cluster: Cluster, *, which: Ints, device_type: int) -> tuple[Running, Ints]:
@@ -39,7 +41,7 @@ def compact(jobs: Jobs, cluster: Cluster, *, which: Ints, device_type: int) -> t
     order = _order(cluster, device_type)
     requests = np.column_stack([jobs.n_workers, jobs.n_ps, jobs.worker_demand, jobs.ps_demand])[which]
     shapes, shape = np.unique(requests, axis=0, return_inverse=True)
-    rows = [_gang(cluster, order, ask, device_type=device_type) for ask in shapes]
+    rows = _gangs(cluster, order, shapes, device_type=device_type)
     fits = np.array([len(row) > 0 for row in rows], dtype=np.bool_)[shape.ravel()]
     placed = np.flatnonzero(fits).astype(np.int32)
     mine = [rows[s] for s in shape.ravel()[placed]]
@@ -64,39 +66,43 @@ def _order(cluster: Cluster, device_type: int) -> Ints:
     return np.lexsort((np.arange(cluster.n_groups), -gpus[cluster.group_machine], other)).astype(np.int32)
 
 
-def _gang(cluster: Cluster, order: Ints, ask: Floats, *, device_type: int) -> Ints:
-    """Return rows (role, group, count) of one gang; none where it does not fit."""
-    workers, servers = ask[2:5], ask[5:8]
+def _gangs(cluster: Cluster, order: Ints, asks: Floats, *, device_type: int) -> list[Ints]:
+    """Return rows (role, group, count) of each gang; none where it does not fit."""
+    at_once = max(1, MOST // max(len(order), 1))
+    parts = (asks[i : i + at_once] for i in range(0, len(asks), at_once))
+    return [gang for part in parts for gang in _gangs_at_once(cluster, order, part, device_type=device_type)]
+
+
+def _gangs_at_once(cluster: Cluster, order: Ints, asks: Floats, *, device_type: int) -> list[Ints]:
+    n_workers, n_ps, workers, servers = asks[:, :1], asks[:, 1:2], asks[:, None, 2:5], asks[:, None, 5:8]
     room = cluster.capacity[order]
     of_type = cluster.group_type[order] == device_type
-    worker_count = _fill(np.where(of_type, _holds(room, workers), 0), int(ask[0]))
-    near = np.argsort(worker_count == 0, kind="stable")  # groups with workers first
-    left = (room - worker_count[:, None] * workers)[near]
+    worker_count = _fill(np.where(of_type, _holds(room, workers), 0), n_workers.astype(np.int64))
+    near = np.argsort(worker_count == 0, axis=1, kind="stable")  # groups with workers first
+    left = np.take_along_axis(room - worker_count[:, :, None] * workers, near[:, :, None], axis=1)
     server_count = np.empty_like(worker_count)
-    server_count[near] = _fill(_holds(left, servers), int(ask[1]))
-    if worker_count.sum() < ask[0] or server_count.sum() < ask[1]:
-        return np.empty((0, 3), np.int32)
-    rows = [
-        np.column_stack([np.full(int((count > 0).sum()), role), order[count > 0], count[count > 0]])
-        for role, count in ((Role.WORKER, worker_count), (Role.PS, server_count))
-    ]
-    table: Ints = np.concatenate(rows).astype(np.int32)
-    return table
+    np.put_along_axis(server_count, near, _fill(_holds(left, servers), n_ps.astype(np.int64)), axis=1)
+    fits = (worker_count.sum(axis=1) >= n_workers[:, 0]) & (server_count.sum(axis=1) >= n_ps[:, 0])
+    both = np.stack([worker_count, server_count], axis=1)  # (S, 2, G): Role.WORKER, Role.PS
+    both[~fits] = 0
+    shape, role, place = np.nonzero(both)
+    rows = np.column_stack([role, order[place], both[shape, role, place]]).astype(np.int32)
+    return np.split(rows, np.searchsorted(shape, np.arange(1, len(asks))))
 
 
 def _holds(room: Floats, demand: Floats) -> Ints:
-    """Return how many tasks each group holds, (G,)."""
-    if not (demand > 0).any():
-        return np.full(len(room), np.iinfo(np.int32).max // 2, np.int32)
-    each = np.floor(room[:, demand > 0] / demand[demand > 0] + 1e-9).min(axis=1)
-    holds: Ints = np.clip(each, 0, np.iinfo(np.int32).max // 2).astype(np.int32)
+    """Return how many tasks of each shape each group holds, (S, G); `room` (G, R) or (S, G, R), `demand` (S, 1, R)."""
+    each = np.full((len(demand), room.shape[-2], room.shape[-1]), np.inf)
+    np.divide(room, demand, out=each, where=demand > 0)
+    holds: Ints = np.clip(np.floor(each.min(axis=2) + 1e-9), 0, np.iinfo(np.int32).max // 2).astype(np.int32)
     return holds
 
 
-def _fill(holds: Ints, n: int) -> Ints:
-    """Return how many of n tasks each group takes, in order."""
-    before = np.cumsum(np.minimum(holds, n), dtype=np.int64) - np.minimum(holds, n)
-    return np.clip(n - before, 0, np.minimum(holds, n)).astype(np.int32)
+def _fill(holds: Ints, n: Ints) -> Ints:
+    """Return how many of n (S, 1) tasks each group takes, in order, (S, G)."""
+    most = np.minimum(holds, n)
+    filled: Ints = np.clip(n - (np.cumsum(most, axis=1, dtype=np.int64) - most), 0, most).astype(np.int32)
+    return filled
 
 
 @runtime_checkable

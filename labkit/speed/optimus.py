@@ -138,7 +138,7 @@ def _usable(ps: Floats, workers: Floats, speed: Floats, *, n_needed: int) -> np.
             "one of each and a speed >= 0: drop the row or measure it again."
         )
     usable = speed > 0
-    n_gangs = len(np.unique(np.stack([ps[usable], workers[usable]]), axis=1).T)
+    n_gangs = len(set(zip(ps[usable].tolist(), workers[usable].tolist(), strict=True)))
     if n_gangs < n_needed:
         raise ProfileError(
             f"a speed function needs measured speeds of {n_needed} different gangs and has {n_gangs}: measure "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -298,6 +300,11 @@ def random_scene(
 def random_scenes(*, n: int = 10, seed: int = 0, pairs: bool = False, kinds: bool = False) -> Iterator[DecisionScene]:
     """Return scenes of growing size, from one machine and one job on; `pairs`, `kinds`: as of `random_scene`."""
     for i in range(n):
-        rng = np.random.default_rng([seed, i])
-        sizes = {"n_machines": 1 + i % 5, "n_types": 1 + i % 3, "n_jobs": 1 + i, "n_decisions": int(rng.integers(8))}
-        yield random_scene(rng, **sizes, pairs=pairs, kinds=kinds)
+        yield deepcopy(_nth_scene(seed, i, pairs, kinds))  # a scheduler may spoil the arrays of its own
+
+
+@lru_cache(maxsize=256)  # all schedulers of a session of tests are shown the same ones
+def _nth_scene(seed: int, i: int, pairs: bool, kinds: bool) -> DecisionScene:
+    rng = np.random.default_rng([seed, i])
+    sizes = {"n_machines": 1 + i % 5, "n_types": 1 + i % 3, "n_jobs": 1 + i, "n_decisions": int(rng.integers(8))}
+    return random_scene(rng, **sizes, pairs=pairs, kinds=kinds)

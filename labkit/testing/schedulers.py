@@ -126,11 +126,9 @@ def _answer(scheduler: Scheduler, snapshot: Snapshot, name: str) -> Placement:
         placement: object = scheduler.schedule(snapshot)
     except TruthError as error:
         raise ConformanceError(f"{name} looks at what only the simulator may know: {error}") from error
-    require(
-        isinstance(placement, Placement),
-        f"{name}.schedule() returns {placement!r:.40}; expected a Placement, Placement.nothing() to change nothing.",
-    )
-    assert isinstance(placement, Placement)
+    if not isinstance(placement, Placement):
+        expected = "expected a Placement, Placement.nothing() to change nothing."
+        raise ConformanceError(f"{name}.schedule() returns {placement!r:.40}; {expected}")
     return placement
 
 

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Locked(TensorDataset):
         self.lock = threading.Lock()
 
 
+# An optimizer is made in the test: a process's first one loads torch._dynamo, for 2 s, and leaves a folder in /tmp.
 @pytest.mark.parametrize(
     ("given", "what"),
     [
@@ -55,7 +57,10 @@ class Locked(TensorDataset):
         ({"n_servers": 2}, "Did you mean 'servers'"),
         ({"learning_rat": 2}, "Options of sgd: lr, weight_decay"),
         ({"optimizer": torch.optim.SGD}, r"optimizer is torch\.optim\.sgd\.SGD; expected a name, an OwnUpdate"),
-        ({"optimizer": torch.optim.Adam([nn.Parameter(X)])}, r"Adam has a parameter of shape \(64, 4\) that the model"),
+        (
+            {"optimizer": partial(torch.optim.Adam, [nn.Parameter(X)])},
+            r"Adam has a parameter of shape \(64, 4\) that the model",
+        ),
         ({"optimizer": lambda model: model.missing}, r"optimizer\(\.\.\.\) raised AttributeError"),
         ({"optimizer": lambda model: torch.optim.SGD(model.parameters()), "lr": 1}, "lr beside an optimizer of torch"),
         ({"scheduler": lambda optimizer: None}, "scheduler= goes with an optimizer of torch"),
@@ -86,6 +91,7 @@ class Locked(TensorDataset):
 def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(
     given: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    given = {name: value() if isinstance(value, partial) else value for name, value in given.items()}
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = {
         "model": nn.Linear(4, 2), "data": TensorDataset(X, Y), "loss": loss, "steps": 2, "batch": 16, "servers": 1,

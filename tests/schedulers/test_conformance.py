@@ -13,6 +13,7 @@ from labkit.placers import Even, FirstFit, LeastAllocated, MachineFirst, Pack, S
 from labkit.schedulers import available, make
 from labkit.schedulers.base import requested_gangs
 from labkit.testing import ConformanceError, DecisionScene, check_answer, check_placer, check_scheduler
+from labkit.testing.scenes import random_scenes
 from labkit.testing.strategies import scenes
 
 
@@ -132,6 +133,13 @@ def test_the_suite_catches(scheduler: object, complaint: str) -> None:
         check_scheduler(scheduler)
     assert str(caught.value).startswith(type(scheduler).__name__)
     assert str(caught.value).endswith(".")
+
+
+def test_a_scheduler_that_spoils_its_scenes_spoils_those_of_no_other() -> None:
+    before = [scene.jobs.weight.tolist() for scene in random_scenes(seed=5, pairs=True)]
+    with pytest.raises(ConformanceError, match=r"table\.weight is no longer the same"):
+        check_scheduler(Meddling(), seed=5)
+    assert [scene.jobs.weight.tolist() for scene in random_scenes(seed=5, pairs=True)] == before
 
 
 def test_a_class_in_place_of_a_scheduler_is_told_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,12 @@ def frozen(snapshot: Snapshot) -> dict[str, Any]:
     return snapshot.freeze() | {"losses": [snapshot.losses(int(job)).tolist() for job in snapshot.jobs.number]}
 
 
+def assert_alike(now: dict[str, Any], then: dict[str, Any]) -> None:
+    """Do what numpy's `assert_equal` does, which takes longer than the run, only where bytes differ (NaN, -0.0)."""
+    if pickle.dumps(now) != pickle.dumps(then):
+        np.testing.assert_equal(now, then)
+
+
 @pytest.mark.parametrize("name", available())
 @pytest.mark.parametrize(
     ("kind", "cadence"),
@@ -83,7 +90,7 @@ def test_simulated_equals_paced_equals_replayed(name: str, kind: str, cadence: C
     assert same_events(replayed, simulated)
     assert len(second.seen) == len(witness.seen)
     for now, then in zip(second.seen, witness.seen, strict=True):
-        np.testing.assert_equal(now, then)
+        assert_alike(now, then)
 
 
 @given(scene=scenes(), slots=st.booleans(), seed=st.integers(0, 99))
@@ -98,7 +105,7 @@ def test_any_recording_replays_to_the_snapshots_that_were_seen(scene: DecisionSc
         run.step(chaos.schedule(run.snapshot()))
     again = Session(Replay(scene.jobs, scene.cluster, recorded=run.log.rows), **ways)
     for then in seen:
-        np.testing.assert_equal(frozen(again.snapshot()), then)
+        assert_alike(frozen(again.snapshot()), then)
         again.step(Placement.nothing())
     assert same_events(again.log.rows, run.log.rows)
 

@@ -17,8 +17,11 @@ from labkit.core.jobs import Jobs
 from labkit.core.protocols import SpeedModel
 from labkit.core.resources import amounts
 from labkit.core.running import Running
+from labkit.speed import isolated
 from labkit.speed.cpu import CpuModel
+from labkit.speed.isolated import compact
 from labkit.speed.step_time import StepTime, step_time
+from labkit.testing.scenes import random_cluster, random_jobs
 from labkit.topology import bcube, build, fat_tree, leaf_spine, no_network, single_switch, vl2
 
 GB = 1e9
@@ -315,6 +318,24 @@ def test_durations_are_those_of_jobs_alone_and_compact():
     assert seconds[1] == pytest.approx(100 * (0.125 + 10 / 1.25))
     assert math.isnan(seconds[2])
     assert seconds[3] == pytest.approx(50)
+
+
+@given(seed=st.integers(0, 999), at_once=st.sampled_from([1, 3, 1000]))
+def test_a_gang_is_packed_as_if_nobody_had_asked_for_another_one(seed, at_once):
+    rng = np.random.default_rng(seed)
+    cluster = random_cluster(rng, n_machines=4)
+    jobs = random_jobs(rng, cluster=cluster, runs_on=np.ones((9, len(cluster.device_types)), np.bool_))
+    which = rng.permutation(9).astype(np.int32)
+    for kind in range(len(cluster.device_types)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(isolated, "MOST", at_once * cluster.n_groups)
+            together, fits = compact(jobs, cluster, which=which, device_type=kind)
+        alone = [compact(jobs, cluster, which=which[[i]], device_type=kind)[0] for i in range(9)]
+        assert fits.tolist() == [i for i in range(9) if len(alone[i].job)]
+        assert together.job.tolist() == which[fits].tolist()
+        for i, first, end in zip(fits, together.first[:-1], together.first[1:], strict=True):
+            for column in ("role", "group", "count"):
+                np.testing.assert_array_equal(getattr(together, column)[first:end], getattr(alone[i], column))
 
 
 def test_durations_take_the_best_device_type():
