@@ -53,7 +53,8 @@ class Slurm:
         "basic": in order of arrival; "multifactor": by the sum of the weights below times their factors [3]_.
     age, fair_share, job_size, partition, qos : float
         Weights (PriorityWeightAge, ...). Factors are 0 to 1: time since a job could start, over `max_age_s`; fair
-        share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those of the cluster; and the numbers in `partition_factors` and `qos_factors` over the largest one.
+        share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those of the cluster;
+        and the numbers in `partition_factors` and `qos_factors` over the largest one.
     fair_tree : bool
         The factor of fair share is the rank of a user by least usage over the number of users [4]_, as Slurm has it
         unless PriorityFlags has NO_FAIR_TREE; False: 2 to the power of -usage / share.
