@@ -52,9 +52,12 @@ class Slurm:
     priority : str
         "basic": in order of arrival; "multifactor": by the sum of the weights below times their factors [3]_.
     age, fair_share, job_size, partition, qos : float
-        Weights (PriorityWeightAge, ...). Factors are 0 to 1: time since a job could start, over `max_age_s`; 2 to the
-        power of -usage / share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those
-        of the cluster; and the numbers in `partition_factors` and `qos_factors` over the largest one.
+        Weights (PriorityWeightAge, ...). Factors are 0 to 1: time since a job could start, over `max_age_s`; fair
+        share, with equal shares of users and usage that halves every `half_life_s`; GPUs over those of the cluster;
+        and the numbers in `partition_factors` and `qos_factors` over the largest one.
+    fair_tree : bool
+        The factor of fair share is the rank of a user by least usage over the number of users [4]_, as Slurm has it
+        unless PriorityFlags has NO_FAIR_TREE; False: 2 to the power of -usage / share.
     partition_factors, qos_factors : mapping
         Priority of each partition and quality of service by name; 0 for others.
     preempt_type, preempts, partition_tiers, preempt_mode, exempt_s, grace_s
@@ -67,6 +70,7 @@ class Slurm:
     .. [1] https://slurm.schedmd.com/sched_config.html
     .. [2] https://slurm.schedmd.com/slurm.conf.html, SchedulerParameters
     .. [3] https://slurm.schedmd.com/priority_multifactor.html
+    .. [4] https://slurm.schedmd.com/fair_tree.html
     """
 
     knows_types: ClassVar[bool] = False
@@ -80,6 +84,7 @@ class Slurm:
     priority: str = "basic"
     age: float = 0.0
     fair_share: float = 0.0
+    fair_tree: bool = True
     job_size: float = 0.0
     partition: float = 0.0
     qos: float = 0.0
@@ -196,6 +201,15 @@ class Slurm:
         self._usage += span_s * np.bincount(table.user[running], table.gpus[running], len(table.users))
         self._usage_s = now_s
 
+    def _shares(self) -> Floats:
+        """Return the fair-share factor of each user, (U,)."""
+        if self.fair_tree:  # users who used as little share a rank
+            used = np.sort(self._usage)
+            return 1.0 - np.searchsorted(used, self._usage) / len(used)
+        used = self._usage / max(self._usage.sum(), 1e-12)
+        factors: Floats = 2.0 ** (-used * len(used))
+        return factors
+
     def _in_order(self, snapshot: Snapshot, waiting: Ints) -> list[int]:
         """Return the jobs that wait, the most urgent first: by tier of the partition, then priority, then arrival."""
         order = self._by_priority(snapshot, waiting)
@@ -226,8 +240,7 @@ class Slurm:
             most = max(of.values(), default=0.0)
             total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0
         if self.fair_share and len(self._usage):
-            used = self._usage / max(self._usage.sum(), 1e-12)
-            total += self.fair_share * 2.0 ** (-used * len(used))[table.user[jobs]]
+            total += self.fair_share * self._shares()[table.user[jobs]]
         return np.where(table.arrival_s[jobs] > at_s, 0.0, 1.0 + np.floor(total))
 
 

@@ -474,11 +474,9 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     amounts = {name: quantity(has[name]) or 0.0 for name in has}
     slices = requested_gpus({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
     whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
-    shared = (
-        float(labels.get("nvidia.com/gpu.replicas") or 1)
-        if str(labels.get("nvidia.com/gpu.sharing-strategy", "none")) != "none"
-        else 1.0
-    )
+    is_shared = str(labels.get("nvidia.com/gpu.sharing-strategy", "")) != "none"  # older drivers have no such label
+    shared = max(1.0, _number(labels.get("nvidia.com/gpu.replicas") or 1)) if is_shared else 1.0
+    kind = kind.removesuffix("-SHARED")
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
     taints = [f"{one.get('key')}={one.get('value') or ''}:{one.get('effect')}" for one in spec.get("taints") or ()]
@@ -494,18 +492,60 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
 
 _COLUMNS: Final = {
     "name": ("sn", "node", "node_name", "nodename", "name", "hostname", "host", "machine", "machine_id", "server"),
-    "gpus": ("gpu", "gpus", "num_gpu", "num_gpus", "gpu_num", "n_gpus", "gpu_count", "cap_gpu", "gpu_capacity_num"),
+    "gpus": (
+        "gpu",
+        "gpus",
+        "num_gpu",
+        "num_gpus",
+        "gpu_num",
+        "n_gpus",
+        "gpu_count",
+        "cap_gpu",
+        "gpu_capacity_num",
+        "number_of_gpus",
+        "gpus_per_node",
+        "gpus_per_host",
+    ),
     "type": ("model", "gpu_type", "gpu_model", "device_type", "gpu_spec", "type"),
-    "cpus": ("cpu_milli", "cpus", "cpu", "cpu_num", "num_cpu", "cap_cpu", "cores", "vcpus", "ncpus"),
-    "memory_gb": ("memory_mib", "memory_mb", "real_memory", "memory_gb", "memory_gib", "cap_mem", "memory", "mem"),
+    "cpus": (
+        "cpu_milli",
+        "cpus",
+        "cpu",
+        "cpu_num",
+        "num_cpu",
+        "cap_cpu",
+        "cores",
+        "vcpus",
+        "ncpus",
+        "num_cpus",
+        "n_cpus",
+        "cpu_count",
+        "cpu_cores",
+    ),
+    "memory_gb": (
+        "memory_mib",
+        "memory_mb",
+        "real_memory",
+        "memory_gb",
+        "memory_gib",
+        "cap_mem",
+        "memory",
+        "mem",
+        "mem_gb",
+        "ram_gb",
+        "ram",
+    ),
     "partition": ("partition", "partitions", "vc", "vc_name", "queue", "virtual_cluster"),
     "state": ("state", "status"),
     "features": ("features", "feature"),
+    "count": ("count", "quantity", "n_nodes", "num_nodes", "node_count", "nodes", "n_hosts", "num_hosts", "hosts"),
 }
 """What a column of a node table means, by its name."""
 _SCALE: Final = {"cpu_milli": 1e-3, "memory_mib": 1 / 1024, "memory_mb": 1 / 1024, "real_memory": 1 / 1024}
 _PAI: Final = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
 """The columns of Alibaba's pai_machine_spec.csv, which has no header."""
+MAX_HOSTS: Final = 100_000
+"""The most hosts that a row of a node table may stand for."""
 HELIOS_GPUS: Final = 8
 """GPUs of a host of Helios, whose files tell GPUs of virtual clusters alone."""
 
@@ -514,11 +554,11 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
     """Yield the hosts of a node table."""
     lines = [line for line in text.splitlines() if line.strip()]
     separator = max((",", ";", "\t"), key=head.count)
-    names = [name.strip().strip('"').lower() for name in head.split(separator)]
+    names = [re.sub(r"\W+", "_", name.strip().strip('"').lower()).strip("_") for name in head.split(separator)]
     if names[:2] == ["date", "total"] and len(names) > 2:
         yield from _of_helios(lines, head.split(separator))
         return
-    bare = len(names) == len(_PAI) and all(re.fullmatch(r"\d+(\.\d+)?", name) for name in names[2:])
+    bare = len(names) == len(_PAI) and all(re.fullmatch(r"\d+([._]\d+)?", name) for name in names[2:])
     names = list(_PAI) if bare else names
     found = {key: column for key, known in _COLUMNS.items() if (column := next((c for c in known if c in names), None))}
     if not {"name", "gpus"} <= found.keys():
@@ -537,10 +577,17 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
         amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
                    for key in ("cpus", "memory_gb")}  # fmt: skip
         said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
-        yield ListedHost(
-            row[found["name"]].strip(), {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
-            _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
-        )  # fmt: skip
+        alike = _number(row.get(found.get("count", ""), 1))
+        if not (0 <= alike <= MAX_HOSTS and alike % 1 == 0):
+            raise InputError(
+                f"{file}: row {number}: {found['count']} is {row[found['count']]!r}; expected a number of hosts."
+            )
+        name = row[found["name"]].strip()
+        for i in range(int(alike)):
+            yield ListedHost(
+                f"{name}-{i}" if alike > 1 else name, {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
+                _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
+            )  # fmt: skip
 
 
 def _of_helios(lines: Sequence[str], names: Sequence[str]) -> Iterator[ListedHost]:

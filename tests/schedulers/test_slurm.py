@@ -14,6 +14,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.schedulers import make
 from labkit.schedulers.gang_room import neighbours
+from labkit.schedulers.slurm import Slurm
 from labkit.topology import no_network
 from labkit.topology.machine_files import inventory, machines
 from labkit.topology.servers import Server
@@ -86,6 +87,14 @@ def test_fair_share_puts_first_who_used_least() -> None:
     jobs = some([0, 1, 2], [1000, 100, 100], [16, 16, 16], user=["ada", "ada", "bob"], limit_s=1000)
     assert starts(jobs) == [0, 1000, 1100]
     assert starts(jobs, "slurm(priority='multifactor', fair_share=1000)") == [0, 1100, 1000]
+
+
+def test_fair_share_ranks_users_as_fair_tree_does_unless_told_otherwise() -> None:
+    slurm = Slurm(priority="multifactor", fair_share=1.0)
+    slurm._usage = np.array([30.0, 0.0, 10.0, 0.0])
+    assert slurm._shares().tolist() == [0.25, 1.0, 0.5, 1.0]
+    slurm.fair_tree = False
+    assert slurm._shares().tolist() == [2.0**-3, 1.0, 0.5, 1.0]
 
 
 def test_gangs_sit_on_the_shortest_run_of_neighbours_that_suffices() -> None:

@@ -217,3 +217,53 @@ def test_states_in_which_jobs_start_and_in_which_none_does() -> None:
 
 def test_names_with_other_widths_stay_apart() -> None:
     assert ranges(["a9", "a10", "b09", "b10", "b011", "x"]) == ["a[9-10]", "b[09-10]", "b011", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "n_hosts", "gpus"),
+    [
+        ("Node;CPU cores;RAM (GB);GPU count;GPU model\nn1;64;256;4;A100\n", 1, 4),
+        ("node_name,num_gpus,gpu_model,num_cpus,mem_gb,count\nbig,4,A100,64,256,3\nold,2,V100,64,256,1\n", 4, 14),
+        ("sn,cpu_milli,memory_mib,gpu,model\nn1,64000,262144,2,P100\n", 1, 2),
+    ],
+)
+def test_a_node_table_may_count_hosts_and_call_its_columns_as_people_do(tmp_path, text, n_hosts, gpus) -> None:
+    found = machines_of(tmp_path, "nodes.csv", text)
+    assert (len(found.machines), found.n_gpus) == (n_hosts, gpus)
+    assert "count is 'two'" in refused(tmp_path, "name,gpus,count\nn,4,two\n")
+
+
+def machines_of(folder: Path, name: str, text: str):
+    """Return the cluster that an import of one file writes; no amount of it may be assumed."""
+    (folder / name).write_text(text, encoding="utf-8")
+    hosts, notes = inventory(machines([folder / name]), source="a file")
+    assert not any("is assumed" in note for note in notes), notes
+    (folder / "hosts.toml").write_text(hosts, encoding="utf-8")
+    return build(str(folder / "hosts.toml"))
+
+
+def refused(folder: Path, text: str) -> str:
+    """Return why a node table is refused."""
+    (folder / "bad.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        machines([folder / "bad.csv"])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpus"),
+    [
+        ({"nvidia.com/gpu.replicas": "4"}, 4),
+        ({"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}, 4),
+        ({"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "none"}, 16),
+        ({"nvidia.com/gpu.replicas": "0"}, 16),
+    ],
+)
+def test_replicas_of_shared_gpus_are_no_gpus(tmp_path, labels, gpus) -> None:
+    amounts = {"cpu": "64", "memory": "500Gi", "nvidia.com/gpu": "16"}
+    labels = {**labels, "nvidia.com/gpu.product": "Tesla-T4-SHARED"}
+    node = {"kind": "Node", "metadata": {"name": "a", "labels": labels}, "status": {"allocatable": amounts}}
+    found = machines_of(
+        tmp_path, "nodes.json", json.dumps({"apiVersion": "v1", "items": [{"apiVersion": "v1", **node}]})
+    )
+    assert (found.n_gpus, found.device_types) == (gpus, ("Tesla-T4",))

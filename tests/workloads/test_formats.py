@@ -267,6 +267,10 @@ OBJECTS = [
     (thing("TrainJob", {"trainer": {"numNodes": 2, "resourcesPerNode": {"limits": {"nvidia.com/gpu": "8"}}}}), 16.0),
     (thing("RayJob", {"rayClusterSpec": {"headGroupSpec": {"template": template(cpu="4")}, "workerGroupSpecs": [
         {"groupName": "g", "replicas": 2, "template": template()}]}}), 4.0),
+    (thing("RayJob", {"rayClusterSpec": {"workerGroupSpecs": [
+        {"groupName": "g", "replicas": 2, "numOfHosts": 4, "template": template()}]}}), 16.0),
+    (thing("JobSet", {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": template()}}}]},
+           status={"conditions": [when("Completed", "09:00:00")]}), 4.0),
     (thing("PodGroup", {"minMember": 4, "minResources": {"nvidia.com/gpu": "8", "cpu": "16"}}), 8.0),
 ]  # fmt: skip
 
@@ -388,6 +392,13 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         ('{"id": 1, "submit": 0, "took": "1h", "gpus": 2}\n{"id": 2, "submit": 5, "took": "1h", "gpus": 1}\n', 3.0),
         ('[{"id": 1, "times": {"submit": 0, "start": 0, "end": 3600}, "resources": {"gpus": 2}}]', 2.0),
         ('{"jobs": [{"id": 1, "submit": 0, "duration": 3600, "gpus": 2}]}', 2.0),
+        ("id,submit,duration,gpus\n1,0,PT1H30M,2\n2,0,P1DT1H,1\n3,0,1.5h,2\n4,0,1 hour and 30 minutes,2\n", 34.0),
+        ("id,submit,duration,gpus\n1,0,1h,4x A100\n2,0,1h,2 x V100\n3,0,1h,H100 x 8\n4,0,1h,2 GPUs\n", 16.0),
+        ('id,submit,duration,gpu_ids\n1,0,1h,"0,1"\n2,0,1h,"[4, 5]"\n3,0,1h,7\n4,0,1h,0-3\n', 9.0),
+        ("id,submit,duration,gpu_uuids\n1,0,1h,GPU-1f-2a;GPU-2e-3b\n", 2.0),
+        ("id,submit,duration,nodes_req,gpus_per_node_req\n1,0,1h,4,4\n", 16.0),
+        ("id,submit,duration,instance_count,gpus_per_instance\n1,0,1h,2,8\n", 16.0),
+        ("id,submit,duration,world_size\n1,0,1h,16\n", 16.0),
     ],
 )  # fmt: skip
 def test_numbers_dates_and_records_as_people_write_them(tmp_path, text, gpu_hours):
@@ -404,6 +415,59 @@ def test_how_busy_gpus_were_is_no_number_of_gpus(tmp_path):
 def test_commas_in_numbers_are_told(tmp_path):
     notes = imported(tmp_path, "id;submit;duration;gpus\n1;0;1800,5;2\n").jobs.notes
     assert any("duration has commas of decimals: '1800,5' is 1800.5" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "told"),
+    [
+        ("id,submit,gpus,gpu_hours\n1,0,4,8\n", 4, "no duration, which is gpu_hours / GPUs"),
+        ("id,submit,start,end,gpu_hours\n1,0,0,7200,8\n", 4, "GPUs are gpu_hours / the time that jobs ran"),
+        (
+            "id,submit,duration_h,gpus,gpu_hours\n1,0,2,4,16\n",
+            4,
+            "gpu_hours differs from GPUs x duration in 1 of 1 rows",
+        ),
+        ("id,submit,duration_h,gpus_per_node\n1,0,2,4\n", 4, "no column tells how many each job has"),
+    ],
+)
+def test_hours_and_gpus_of_each_node_are_used_or_compared_and_told(tmp_path, text, gpus, told):
+    jobs = imported(tmp_path, text).jobs
+    assert (jobs.gpus.tolist(), jobs.duration_s.tolist()) == ([gpus], [7200])
+    assert any(told in note for note in jobs.notes), jobs.notes
+
+
+def test_what_sacct_prints_without_p_is_cut_at_its_lines_of_dashes(tmp_path):
+    rows = [row(n).replace("gres/gpu=1", f"cpu=8,gres/gpu={n}").split("|") for n in (1, 2)]
+    rows[0][1:3], rows[1][1] = ["größe", "mü+"], "a b"
+    header = HEADER.split("|")
+    widths = [max(len(cells[i].encode()) for cells in (header, *rows)) for i in range(len(header))]
+
+    def line(cells):
+        return " ".join(" " * (n - len(cell.encode())) + cell for cell, n in zip(cells, widths, strict=True))
+
+    lines = [line(header), " ".join("-" * n for n in widths), *map(line, rows)]
+    path = put(tmp_path, "x.txt", "\n".join([*lines, *lines[:3], ""]))
+    found = assert_read(path, "sacct", jobs=2, gpu_hours=3)
+    assert [found.jobs.models[i] for i in found.jobs.model] == ["größe", "a b"]
+    cut = put(tmp_path, "cut.txt", "\n".join([*lines, lines[2].replace("gres/gpu=1", "gres/gpu+ "), ""]))
+    assert any("1 " in note and "gres/gpu+" in note for note in ledgered(cut).jobs.notes)
+
+
+@pytest.mark.parametrize(
+    ("comment", "jobs", "gpu_hours"), [("; Fields: 19 GPUs", 1, 2.0), ("; 19: GPUs asked for", 1, 2.0), ("", 2, 8.0)]
+)
+def test_a_comment_says_which_field_beyond_the_standard_ones_counts_gpus(tmp_path, comment, jobs, gpu_hours):
+    line = "{} 0 10 3600 4 -1 -1 4 7200 -1 1 1 1 -1 1 1 -1 -1 {}\n"
+    path = put(tmp_path, "x.swf", f"; Version: 2.2\n; Fields: 19\n{comment}\n{line.format(1, 2)}{line.format(2, 0)}")
+    found = assert_read(path, "swf", jobs=jobs, gpu_hours=gpu_hours)
+    assert any("fields 19 to 19 are not read" in note for note in found.jobs.notes) == (not comment)
+
+
+def test_a_job_that_squeue_saw_completing_ran_to_its_end(tmp_path):
+    job = {"job_id": 5, "job_state": ["COMPLETING"], "submit_time": T, "start_time": T, "end_time": T + 1800,
+           "tres_alloc_str": "gres/gpu=2"}  # fmt: skip
+    found = ledgered(put(tmp_path, "x.json", json.dumps({"jobs": [job], "last_update": HOUR})))
+    assert hours(found) == 1.0
 
 
 def test_squeue_tells_how_long_a_suspended_job_ran(tmp_path):

@@ -109,7 +109,10 @@ def _trainjob(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRol
 def _ray(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     cluster = _mapping(spec.get("rayClusterSpec")) or spec
     groups = [_mapping(group) for group in cluster.get("workerGroupSpecs") or ()]
-    found = [_role(group.get("groupName"), group.get("replicas", 1), group) for group in groups]
+    found = [
+        _role(group.get("groupName"), int(group.get("replicas", 1)) * int(group.get("numOfHosts") or 1), group)
+        for group in groups
+    ]
     return [_role("head", 1, cluster["headGroupSpec"]), *found] if "headGroupSpec" in cluster else found
 
 
@@ -158,6 +161,8 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
     begun = next((moments[kind] for kind in STARTED if moments.get(kind) and str(moments[kind]) != str(ends)), None)
     starts = begun or status.get("startTime")
+    if over and _kind(entry) == "JobSet":  # its status tells no start
+        starts = starts or _metadata(entry).get("creationTimestamp")
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
     ran = {"terminated": {"startedAt": starts, "finishedAt": ends}} if ends and starts else running
     done = "" if not (over or ends) else OVER.get(over, "Succeeded")

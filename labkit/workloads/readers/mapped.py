@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from labkit.workloads.readers.mapping import (
     ColumnMap,
     FieldSource,
     keep,
+    lists,
     named,
     per_of,
     refuse_unfit,
@@ -270,17 +272,33 @@ def _read(kind: str, cells: pd.Series) -> Floats | None:
 
 _GRES: Final = r"(?:^|[,/(])gpu(?::[A-Za-z][\w.-]*)?[:=](\d{1,6})"
 """GPUs in the words of Slurm: gpu:4, gpu:a100:4(S:0-1), cpu=8,gres/gpu=4."""
+_TIMES: Final = r"^(\d{1,5})\s*[x×*]?\s*(?:gpus?|[A-Za-z][\w -]*\d\w*)$"
+"""GPUs as people write them: 4x A100, 2 V100, 8 GPUs."""
+_TIMES_BEHIND: Final = r"^[A-Za-z][\w -]*?\s*[x×*]\s*(\d{1,5})$"
 
 
 def _amounts(cells: pd.Series) -> Floats:
     """Return amounts, (N,), of cells that hold numbers or GPUs in the words of Slurm."""
+    if lists(str(cells.name)) and cells.dtype.kind not in "f":
+        return _items(cells)
     numbers = numbers_of(cells)
     written = np.isnan(numbers)
     if written.any():
-        text = cells[written].astype("str")
+        text = cells[written].astype("str").str.strip()
         whole = text.str.extract(r"gres/gpu=(\d{1,6})")[0].fillna(text.str.extract(_GRES)[0])
+        for people in (_TIMES, _TIMES_BEHIND):
+            whole = whole.fillna(text.str.extract(people, flags=re.IGNORECASE)[0])
         numbers[written] = whole.astype("float64").to_numpy(np.float64)
     return numbers
+
+
+def _items(cells: pd.Series) -> Floats:
+    """Return how many GPUs cells list, (N,): 0,2 or [0, 2] or 0-3 or GPU-1f..;GPU-2e.."""
+    text = cells.astype("str").str.strip(" []()'\"")
+    spans = text.str.extractall(r"(?:^|[,; ])\s*(?:[A-Za-z_:]*(\d+)-(\d+)(?=$|[,; ])|[\w:.-]*\w)")
+    each = (spans[1].astype("float64") - spans[0].astype("float64")).fillna(0.0) + 1
+    found = each.groupby(level=0).sum().reindex(cells.index).to_numpy(np.float64)
+    return np.where(not_known(cells), np.nan, found)
 
 
 _THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
@@ -292,6 +310,8 @@ def _commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
     A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
     a table that commas separate. Where the column does not tell, its cells stay as they are.
     """
+    if lists(str(raw.name)):
+        return raw, ""
     text = raw.astype("str").str.strip()
     there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
     if not there.any():
@@ -371,7 +391,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
     lost = cells.give_up_rows(ledger)
-    gpus = _of_the_job("gpus", columns, sources)
+    gpus = _gpus(columns, sources)
     times = _times(columns, sources, gpus, ledger)
     ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
     keep = _valid_jobs(cells, times, gpus, lost, ledger, has_ids="id" in sources)
@@ -423,6 +443,16 @@ def _of_the_job(name: str, columns: dict[str, Floats], sources: dict[str, FieldS
     return whole
 
 
+def _gpus(columns: dict[str, Floats], sources: dict[str, FieldSource]) -> Floats:
+    """Return the GPUs of jobs, (N,); where no column tells them, those that give the GPU-time in the time they ran."""
+    lasted_s = columns.get("duration", columns.get("end", np.nan) - columns.get("start", np.nan))
+    if "gpus" in columns or "gpu_time" not in columns or not np.isfinite(lasted_s).any():
+        return _of_the_job("gpus", columns, sources)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Floats = np.round(columns["gpu_time"] / lasted_s, 2)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
 class _Times(NamedTuple):
     """When rows arrived, started and how long they ran, (N,) each; NaN where not told; and which of it was guessed."""
 
@@ -446,7 +476,26 @@ def _times(columns: dict[str, Floats], sources: dict[str, FieldSource], gpus: Fl
     guessed = [(late, "no time of submission, so that they arrive when they started")]
     if "duration" in columns:
         guessed.append((blank, "no duration, which is taken as the time between start and end"))
-    return _Times(np.where(late, start_s, arrival_s), start_s, np.where(blank, between, duration_s), guessed)
+    duration_s = np.where(blank, between, duration_s)
+    if "gpu_time" in columns:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each_s = columns["gpu_time"] / gpus
+        blank = np.isnan(duration_s) & np.isfinite(each_s)
+        guessed.append((blank, f"no duration, which is {sources['gpu_time'].column} / GPUs"))
+        _compare_hours(columns["gpu_time"], gpus * duration_s, sources["gpu_time"].column, ledger)
+        duration_s = np.where(blank, each_s, duration_s)
+    return _Times(np.where(late, start_s, arrival_s), start_s, duration_s, guessed)
+
+
+def _compare_hours(told_s: Floats, found_s: Floats, column: str, ledger: TraceLedger) -> None:
+    """Note where a column of GPU-hours differs from GPUs x duration; it counts where there is no other."""
+    both = np.isfinite(told_s) & np.isfinite(found_s)
+    if n := int((~_agree(told_s, found_s))[both].sum()):
+        hours = [float(each[both].sum()) / 3600 for each in (told_s, found_s)]
+        ledger.check(
+            f"{column} differs from GPUs x duration in {n:,} of {both.sum():,} rows ({hours[0]:,.6g} and "
+            f"{hours[1]:,.6g} GPU-hours in all); GPUs x duration counts."
+        )
 
 
 def _compare(
@@ -499,7 +548,16 @@ def _valid_jobs(
 
 
 def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
-    if "gpus" not in sources:
+    words = words_of(sources["gpus"].column)[0] if "gpus" in sources else ()
+    if "gpus" in sources and not sources["gpus"].per and (each := per_of(words)[1]) in ("node", "instance"):
+        ledger.remark(
+            ledger.n_jobs,
+            f"GPUs are {sources['gpus'].column}, and no column tells how many each job has, so that one counts (if "
+            f"there is one: labkit traces import --map {each}s=COLUMN)",
+        )
+    if "gpus" not in sources and "gpu_time" in sources:
+        ledger.remark(ledger.n_jobs, f"GPUs are {sources['gpu_time'].column} / the time that jobs ran")
+    elif "gpus" not in sources:
         counted = next((name for name in ("instances", "nodes") if name in sources), "")
         each = f" for each of its {counted}" if counted else ""
         ledger.remark(ledger.n_jobs, f"no column of GPUs, so that a job takes one{each}")

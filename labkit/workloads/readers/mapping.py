@@ -114,17 +114,25 @@ FIELDS: Final = {
         _named("gpus, gpu, num gpus, n gpus, ngpus, gpu num, gpu count, req gpus, alloc gpus, requested gpus, "
                "allocated gpus, gpu request"),
         _named("num gpu, gpus requested, gpus allocated, devices, accelerators, cards, n cards, num cards, gpu cards, "
+               "gpu ids, gpu indices, gpu indexes, gpu uuids, world size, num ranks, "
                "karten, grafikkarten, gres alloc, alloc gres, gres, gres req, req gres, tres alloc, alloc tres"),
+    ),
+    "gpu_time": Field(
+        "span", "GPUs x time of the whole job",
+        _named("gpu, gpus, total gpu, total gpus, used gpu, gpu used, alloc gpu, allocated gpu, consumed gpu"),
+        _named("gpu time, total gpu time"),
     ),
     "instances": Field(
         "amount", "tasks of the job",
         _named("instances, num instances, n instances, num inst, inst num, replicas, num replicas, n replicas, "
-               "workers, num workers, n workers, worker num, worker count, pods, num pods, num tasks, task num"),
+               "workers, num workers, n workers, worker num, worker count, pods, num pods, num tasks, task num, "
+               "instance count, inst count, replica count, pod count, task count"),
     ),
     "nodes": Field(
         "amount", "machines of the job",
         _named("nodes, num nodes, n nodes, nnodes, node num, node count, nodes alloc, alloc nodes, nodes used, "
-               "num hosts"),
+               "num hosts, hosts, host count, machines, num machines, nodes req, nodes requested, req nodes, "
+               "requested nodes, nodes allocated, allocated nodes"),
     ),
     "cpus": Field(
         "amount", "cores of the whole job",
@@ -229,13 +237,14 @@ def words_of(column: str) -> tuple[tuple[str, ...], str]:
 
 
 def per_of(words: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return words without "per node" or the like at their end, and what the amount is told of; "" where they say none.
+    """Return words without "per node" or the like, and what the amount is told of; "" where they say none.
 
     >>> per_of(("gpus", "per", "node"))
     (('gpus',), 'node')
     """
-    found = PER.get(words[-1].removesuffix("s"), "") if len(words) > 2 and words[-2] == "per" else ""
-    return (words[:-2], found) if found else (words, "")
+    place = words.index("per") if "per" in words[:-1] else len(words)
+    found = PER.get(words[place + 1].removesuffix("s"), "") if place < len(words) else ""
+    return ((*words[:place], *words[place + 2 :]), found) if found and len(words) > 2 else (words, "")
 
 
 _NO_AMOUNT: Final = frozenset(
@@ -247,8 +256,11 @@ _NO_AMOUNT: Final = frozenset(
 
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
-    spec, apart = FIELDS[name], words_of(column)[0]
-    if spec.kind in ("amount", "size") and _NO_AMOUNT.intersection(apart):
+    spec, (apart, unit) = FIELDS[name], words_of(column)
+    if name == "gpu_time":
+        words = " ".join(apart)
+        return "sure" if unit in SPANS and words in spec.names else "likely" if words in spec.maybe else ""
+    if spec.kind in ("amount", "size") and (unit in SPANS or (_NO_AMOUNT.intersection(apart) and not lists(column))):
         return ""
     words = " ".join(per_of(apart)[0] if spec.kind in ("amount", "size") else apart)
     plain = words.replace(" ", "")
@@ -257,6 +269,11 @@ def sureness(name: str, column: str) -> str:
     if words in spec.maybe or any(f" {known} " in f" {words} " for known in spec.names if len(known) > 2):
         return "likely"
     return ""
+
+
+def lists(column: str) -> bool:
+    """Return whether a column lists GPUs by the words of its name, so that their number is that of its items."""
+    return words_of(column)[0][-2:] in {("gpu", word) for word in ("ids", "indices", "indexes", "uuids")}
 
 
 def sidecar(path: str | Path) -> Path:
@@ -346,7 +363,7 @@ def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -
         raise InputError(
             f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
         )
-    if "duration" not in names and not names >= {"start", "end"}:
+    if not (names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}):
         raise InputError(
             f"{path}: no column tells how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
             f"There are: {there}."

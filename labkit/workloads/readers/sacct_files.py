@@ -32,7 +32,7 @@ SACCT_COMMAND: Final = (
     "ReqTRES,NNodes,NodeList,Partition,QOS,Constraints,Priority,Reservation,Reason,SubmitLine"
 )
 EXPECTED: Final = f"what `{SACCT_COMMAND}` prints, or `sacct --json`"
-SEPARATORS: Final = "|,;\t^~#"
+SEPARATORS: Final = "|,;\t^~#\x1f"
 _JOB_ID: Final = re.compile(r"\d+(_\d+|_\[[^\]]*\]|\+\d+)?(\.\w+)?")
 NO_HEADER: Final = "looks like sacct without its header; export with --parsable2 and without --noheader"
 _PLAIN: Final = {name.lower(): name for name in COLUMNS}
@@ -57,7 +57,7 @@ def separator_of(header: str) -> str | None:
     """Return the separator of a sacct header, of one letter or more; None: it is no such header."""
     found: set[str] = {*SEPARATORS, *_BETWEEN.findall(header)}
     for separator in sorted(found - {" "}, key=lambda each: (-len(each), each)):
-        if '"' in separator:
+        if '"' in separator or not separator.strip(" "):
             continue
         names = {name.strip().strip('"').lower() for name in header.split(separator)}
         if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
@@ -90,6 +90,8 @@ def sacct_table(path: Path) -> TraceTable:
     first = first_row(text[: 1 << 16])
     if first.lstrip().startswith(("{", "[")):
         return _from_json(path, text)
+    if (apart := _unaligned(text)) is not None:
+        text, first = apart, first_row(apart[: 1 << 16])
     separator = separator_of(first)
     if separator is None and (below := header_below(text)):
         text = "\n" * below[0] + text.split("\n", below[0])[-1]  # lines keep their numbers
@@ -117,6 +119,30 @@ def sacct_table(path: Path) -> TraceTable:
 
 _UNIT: Final = "\x1f"
 """Stands for a separator of several letters."""
+
+_RULER: Final = re.compile(r" *-+( +-+){2,} *\r?")
+
+
+def _unaligned(text: str) -> str | None:
+    """Return what sacct prints without -P, cut at the columns that its lines of dashes show; None: there are none.
+
+    A cell that was cut ends with a plus; one of resources cannot be read then, and its row is lost, as is told.
+    """
+    lines, spans = text.split("\n"), []
+    for i, line in enumerate(lines):
+        if i and _RULER.fullmatch(line) and "jobid" in (above := lines[i - 1]).lower().split():
+            spans = [match.span() for match in re.finditer("-+", line)]
+            lines[i - 1 : i + 1] = [_cells_at(above, spans), ""]
+        elif spans and line.strip():
+            lines[i] = _cells_at(line, spans)
+    return "\n".join(lines) if spans else None
+
+
+def _cells_at(line: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Return the cells of a line between places, which printf counts in bytes."""
+    raw = line.encode()
+    return _UNIT.join(raw[first:last].decode("utf-8", "replace").strip() for first, last in spans)
+
 
 MOST_ABOVE: Final = 20
 """Lines above a header in which a program may have complained."""
@@ -201,7 +227,8 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
         return entry
     state, start_s = entry["job_state"], _number(entry.get("start_time")) or None
     first = str(state[0] if isinstance(state, list) and state else state)
-    open_ended = first in UNDER_WAY
+    ended = first == "COMPLETING" and 0 < (_number(entry.get("end_time")) or 0) <= (printed_s or 0)
+    open_ended = first in UNDER_WAY and not ended
     ran_s = _ran_s(entry, start_s, printed_s, suspended=first == "SUSPENDED") if open_ended else None
     array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
              "task": entry.get("array_task_string")}  # fmt: skip

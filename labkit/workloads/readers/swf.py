@@ -25,6 +25,11 @@ References
 .. [1] Chapin et al., "Benchmarks and standards for the evaluation of parallel job schedulers", JSSPP 1999.
 """
 EXPECTED: Final = "the Standard Workload Format: 18 numbers a line, separated by spaces, behind comments with ;"
+GPUS: Final = "gpus"
+_FIELD_OF_GPUS: Final = re.compile(
+    r"^\s*;\s*(?:fields?[\s:#]*(\d\d)\b|(\d\d)\s*[:=.)])[^\d\n]*?gpus?\b", re.IGNORECASE | re.MULTILINE
+)
+"""A comment that names a further field as that of GPUs: "; Field 19: requested GPUs"."""
 PARTIAL: Final = (2, 3, 4)
 """States of lines that are parts of a job which has a line of its own."""
 
@@ -51,13 +56,15 @@ _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 def swf(path: str | Path) -> Read:
     """Return the jobs of a file in the Standard Workload Format, what became of its lines, and when jobs ran."""
     table = _table(Path(path))
-    column = {name: table.numbers(name, low=-1) for name in COLUMNS}
+    column = {name: table.numbers(name, low=-1) for name in table.frame.columns}
     ledger = TraceLedger(len(table), noun="lines")
     lost = table.give_up_rows(ledger)
     known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
-    gpus = np.where(np.isnan(known["processors"]), known["asked_processors"], known["processors"])
+    processors = np.where(np.isnan(known["processors"]), known["asked_processors"], known["processors"])
+    gpus = known.get(GPUS, processors)
     lasted_s, start_s = known["run"], known["submit"] + known["wait"]
     parts = np.isin(column["status"], PARTIAL)
+    unit = "GPUs" if GPUS in known else "processors"
     ledger.open(np.where(parts, 0.0, gpus * lasted_s / 3600))
     kept = ~lost
     for bad, reason in (
@@ -65,16 +72,19 @@ def swf(path: str | Path) -> Read:
         (np.isnan(known["submit"]), "without a time of submission"),
         (np.isnan(lasted_s), "without a run time (never started, or not known)"),
         (lasted_s == 0, "of 0 seconds"),
-        (~(gpus > 0), "without a number of processors"),
-        (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} processors"),
+        (~(gpus > 0), f"without {unit}"),
+        (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} {unit}"),
     ):
         ledger.leave_out(kept & bad, reason)
         kept &= ~bad
     ledger.refuse_none(path, f"expected {EXPECTED}")
-    ledger.remark(kept, "processors, each of which counts as a GPU")
+    for doubt in table.doubts:
+        ledger.check(doubt)
+    if GPUS not in known:
+        ledger.remark(kept, "processors, each of which counts as a GPU")
     asked = kept & np.isnan(known["processors"])
     ledger.remark(asked, "no processors allocated, so that they have those they asked for")
-    workers, demand = per_gpu(gpus[kept])
+    workers, demand = per_gpu(gpus[kept], cpus=processors[kept] if GPUS in known else np.nan)
     jobs = Jobs.of(
         name=table.path.name,
         id=_unique([str(int(job)) for job in np.nan_to_num(column["job"][kept], nan=-1)]),
@@ -93,7 +103,7 @@ def swf(path: str | Path) -> Read:
 
 
 def _table(path: Path) -> TraceTable:
-    """Return the lines that are no comments; fields beyond the 18th are not used."""
+    """Return the lines that are no comments; of fields beyond the 18th the one that a comment names GPUs."""
     text = text_of(path, expected=EXPECTED)
     lines = [(number, line.split()) for number, line in lines_of(text) if not line.lstrip().startswith(";")]
     short = [(number, len(cells)) for number, cells in lines if len(cells) < len(COLUMNS)]
@@ -103,7 +113,18 @@ def _table(path: Path) -> TraceTable:
     import pandas as pd
 
     frame = pd.DataFrame([cells[: len(COLUMNS)] for _, cells in lines], columns=list(COLUMNS))
-    return TraceTable(path, frame, text=text, header=False, lines=[number for number, _ in lines])
+    more = min(len(cells) for _, cells in lines)
+    named = [
+        place for match in _FIELD_OF_GPUS.finditer(text) if len(COLUMNS) < (place := int(match[1] or match[2])) <= more
+    ]
+    if named:
+        frame[GPUS] = [cells[named[0] - 1] for _, cells in lines]
+    table = TraceTable(path, frame, text=text, header=False, lines=[number for number, _ in lines])
+    if more > len(COLUMNS) and not named:
+        table.doubts.append(
+            f"fields 19 to {more} are not read; a comment such as '; Field 19: GPUs' says that one counts GPUs."
+        )
+    return table
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -29,9 +29,10 @@ _EPOCH: Final = 1e8
 """Moments counted since 1970 are later than that (March 1973); where the others are, 0 says "not yet"."""
 
 _SPAN: Final = r"^(?:(\d{1,6})(?:-|\s+days?,?\s+\+?))?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
+_PARTS: Final = r"(\d{1,9}(?:\.\d{1,9})?)\s*"
 _UNITS_OF_TIME: Final = (
-    r"^(?:(\d{1,6})\s*d(?:ays?)?)?\s*(?:(\d{1,9})\s*h(?:ours?|rs?)?)?\s*"
-    r"(?:(\d{1,9})\s*m(?:in(?:ute)?s?)?)?\s*(?:(\d{1,9}(?:\.\d{1,9})?)\s*s(?:ec(?:ond)?s?)?)?$"
+    rf"^(?:{_PARTS}d(?:ays?)?)?\s*(?:{_PARTS}h(?:ours?|rs?)?)?\s*"
+    rf"(?:{_PARTS}m(?:in(?:ute)?s?)?)?\s*(?:{_PARTS}s(?:ec(?:ond)?s?)?)?$"
 )
 _MONTH: Final = r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
@@ -163,6 +164,8 @@ def _spans(raw: pd.Series, unit_s: float) -> Floats:
         parts = text.str.extract(_SPAN).astype("float64")
         days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
         found = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64).copy()
+        text = text.str.replace(r"^p(\d+d)?(?:t([\dhms.]+))?$", r"\1\2", regex=True)  # ISO 8601: P1DT2H
+        text = text.str.replace(r",\s+|\s+and\s+", " ", regex=True)
         worded = np.isnan(found) & text.str.match(r"\d").to_numpy(np.bool_)
         if worded.any():
             parts = text[worded].str.extract(_UNITS_OF_TIME).astype("float64")
