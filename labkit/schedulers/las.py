@@ -16,7 +16,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import run_in_order
 from labkit.schedulers.rule import BY_QUEUE, NEVER, Rule
-from labkit.schedulers.tiresias import Queues
+from labkit.schedulers.tiresias import LATE, Queues
 
 ORDERS = ("arrival", "start")
 """What jobs of one queue are ordered by."""
@@ -88,7 +88,8 @@ class Las:
             object.__setattr__(self, "order", "start")
             object.__setattr__(self, "quantum_s", inf)
         thresholds = self.thresholds_gpu_s or (PUBLISHED_GPU_S if self.published else (self.threshold_gpu_s,))
-        queues = Queues(tuple(thresholds), promote=self.promote, order=self.order, late=self.published)
+        asks = LATE if self.published else ""
+        queues = Queues(tuple(thresholds), promote=self.promote, order=self.order, asks=asks)
         object.__setattr__(self, "_queues", queues)
 
     @property
