@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import math
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from benchmarks.foreign import Agreement, agreement, copied
 from labkit.core import Cluster, Events, Jobs, Kind, Scheduler
 from labkit.core.events import events, joined
 from labkit.core.resources import Floats
+from labkit.core.running import Running
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.session import Session
 from labkit.placers import FirstFit
@@ -45,6 +47,14 @@ OURS: Final = {
 """Name of each policy in its figures, what it is here, and how gangs are placed: its Tiresias counts GPUs alone."""
 BY_JOB: Final = ("trace3", "trace4")
 """Traces on which both simulators run; the others take theirs minutes."""
+PAIRS: Final = {
+    "multi-resource-blossom-same-gpu": ("Muri-S", True),
+    "multi-resource-blossom-same-gpu-unaware": ("Muri-L", False),
+}
+"""Its own policies, with `--packing_num=2`, and without `autopack`, as for its published figures."""
+PAIRED: Final = 1.33 / 1.015
+"""What the iteration of two jobs takes, in parts of its stages."""
+SLOTS: Final = 4
 ITERATION: Final = 1.015
 """What an iteration takes, in parts of the time in the trace."""
 WITHIN: Final = 1e-3
@@ -60,6 +70,56 @@ sys.stderr.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_utime))
 """
 
 
+class Interleaved(Recorded):
+    """Speed of jobs that share GPUs by the stages of their iterations, as Muri's simulator has them.
+
+    `stages_s` (N, 3): seconds of storage and CPU, of the GPU and of the network. Two jobs make one iteration each in
+    the shortest period in which no stage serves both at once, times `PAIRED`.
+    """
+
+    pairs = True
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, stages_s: Floats) -> None:
+        super().__init__(jobs, cluster)
+        self._stages_s, self._period_s = stages_s, dict[tuple[float, ...], float]()
+
+    def speeds(self, running: Running) -> Floats:
+        """Return steps per second of each job, (J,)."""
+        speeds = super().speeds(running)
+        for i in np.flatnonzero(running.partner >= 0) if len(running.partner) else ():
+            both = self._stages_s[[running.job[i], running.partner[i]]]
+            key = (*both[0], *both[1])
+            if key not in self._period_s:
+                self._period_s[key] = period_s(both) * PAIRED
+            speeds[i] = 1 / self._period_s[key]
+        return speeds
+
+
+def period_s(stages_s: Floats) -> float:
+    """Return the shortest time in which each of two jobs makes one iteration, in the orders that Muri tries."""
+    (s1, g1, n1), (s2, g2, n2) = stages_s.tolist()
+    in_two = max(s1, g2 + n2) + max(s2, g1 + n1)
+    return min(in_two, _in_slots(stages_s), _in_slots(stages_s[::-1]))
+
+
+def _in_slots(stages_s: Floats) -> float:
+    """Return the period of jobs that follow each other by a slot of four: storage takes two slots, the others one."""
+    ends, n = [0.0], len(stages_s)
+    for i in range(2 * SLOTS):
+        network, gpu, storage = (i + 1) % SLOTS, (i + 2) % SLOTS, (i + 3) % SLOTS
+        end = 0.0
+        if network < n:
+            end = max(end, ends[i] + stages_s[network, 2])
+        if gpu < n:
+            end = max(end, ends[i] + stages_s[gpu, 1])
+        if i and storage < n:
+            end = max(end, ends[i - 1] + stages_s[storage, 0])
+        ends.append(end)
+        if i >= SLOTS and math.isclose(ends[i + 1] - ends[i - 3], ends[i] - ends[i - 4], rel_tol=1e-3):
+            return ends[i + 1] - ends[i - 3]
+    return ends[-1] - ends[-1 - SLOTS]
+
+
 class LosesAtEvents(Simulator):
     """A simulator in which each event costs every job that runs on some seconds of its work since the last one.
 
@@ -71,15 +131,16 @@ class LosesAtEvents(Simulator):
 
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Let time pass until the next decision, and take from jobs that run on what it costs them."""
+        truth, speed = self._truth, self._truth.records["speed"].copy()
         happened = super().advance(until_s, stop_at_event=stop_at_event)
-        truth, since_s = self._truth, self._truth.now_s - self._then_s
+        since_s = truth.now_s - self._then_s
         self._then_s = truth.now_s
         jobs = truth.in_phase(kernels.RUNNING)
         if not len(jobs) or since_s <= 0:
             return happened
         at = truth.records[jobs]
         lost_s = np.minimum(since_s, self.cost_s[jobs])
-        at["steps"] = truth.steps_now(jobs) - lost_s * at["speed"]
+        at["steps"] = truth.steps_now(jobs) - lost_s * speed[jobs]
         at["since_s"] = truth.now_s
         at["next_s"] = truth.now_s + (at["until_steps"] - at["steps"]) / at["speed"]
         truth.records[jobs] = at

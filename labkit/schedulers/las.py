@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import ClassVar
@@ -106,7 +107,7 @@ class Las:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
         if not self._plain:
-            return self._queues.schedule(snapshot, self.placer, moves=self.moves)
+            return self._queues.schedule(snapshot, partial(run_in_order, placer=self.placer, moves=self.moves))
         jobs = snapshot.jobs
         second = jobs.attained_gpu_s >= self.threshold_gpu_s
         order = np.concatenate([jobs.number[~second], jobs.number[second]])

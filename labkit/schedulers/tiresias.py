@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, ClassVar, Final
@@ -28,6 +29,8 @@ NEW = -1
 """The queue of a job that is in none yet."""
 ARRIVAL, START, ENTRY = "arrival", "start", "entry"
 """Orders of the jobs of a queue: see `Queues`."""
+Run = Callable[[Snapshot, Ints], Placement]
+"""(snapshot, numbers of active jobs, the most urgent first) -> which of them run."""
 LATE, WHOLE = "late", "whole"
 """When to look for jobs that are to change queues: see `Queues`."""
 Index = Callable[[Snapshot, Floats], Floats]
@@ -99,15 +102,15 @@ class Queues:
         self._promote, self._order, self._asks, self._index = promote, order, asks, index
         self._recall: Recall[Places | None] = Recall(None)
 
-    def schedule(self, snapshot: Snapshot, placer: Placer, *, moves: bool | None = None) -> Placement:
-        """Return which jobs start and which stop, and when the next one may change queues."""
+    def schedule(self, snapshot: Snapshot, run: Run) -> Placement:
+        """Return what `run` makes of the jobs in this order, and when the next one may change queues."""
         before = self._recall.before(snapshot)
         at = _nowhere(len(snapshot.table)) if before is None else _copy(before)
         now = _look(snapshot, at)
         self._move(snapshot, at, now)
         now = _look(snapshot, at)
         order = now.number[np.lexsort((at.place[now.number], at.queue[now.number]))]
-        placement = run_in_order(snapshot, order, placer, moves=moves)
+        placement = run(snapshot, order)
         goes_on = now.runs & ~np.isin(now.number, placement.set_jobs)
         runs = goes_on | np.isin(now.number, placement.job)
         first = now.number[runs & np.isnan(at.since_s[now.number])]
@@ -242,7 +245,7 @@ class Tiresias:
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop, and when the next one may change queues."""
-        return self._queues.schedule(snapshot, self.placer)
+        return self._queues.schedule(snapshot, partial(run_in_order, placer=self.placer))
 
     def _index(self, snapshot: Snapshot, attained: Floats) -> Floats:
         sizes = np.array(self.ended_gpu_s) if self.ended_gpu_s else _completed_gpu_s(snapshot)
