@@ -197,7 +197,8 @@ def _exchange(x: Ints, value: Floats, a: int, b: int, c: int, d: int) -> bool:
     """Let pairs (a, b) and (c, d) become (a, c) and (b, d) if that is worth more; return whether they did."""
     if value[a, c] + value[b, d] <= value[a, b] + value[c, d] + GAIN:
         return False
-    n = x[a, b] // 2 if a == c and b == d else min(x[a, b], x[c, d])
+    one, other = x[min(a, b), max(a, b)], x[min(c, d), max(c, d)]
+    n = one // 2 if min(a, b) == min(c, d) and max(a, b) == max(c, d) else min(one, other)
     if n <= 0:
         return False
     _put(x, a, b, -n)
