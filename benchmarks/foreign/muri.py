@@ -24,14 +24,16 @@ from typing import Final
 import numpy as np
 
 from benchmarks.foreign import Agreement, agreement, copied
-from labkit.core import Cluster, Events, Jobs, Kind, Scheduler
+from labkit.core import Cluster, Events, Jobs, Kind, Placement, Scheduler, Snapshot, SpeedModel
 from labkit.core.events import events, joined
+from labkit.core.life import Context
 from labkit.core.resources import Floats
 from labkit.core.running import Running
 from labkit.experiment.cadence import Cadence
 from labkit.experiment.session import Session
 from labkit.placers import FirstFit
 from labkit.schedulers import make
+from labkit.schedulers.muri import Muri
 from labkit.simulator import Simulator, kernels
 from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
@@ -49,9 +51,8 @@ BY_JOB: Final = ("trace3", "trace4")
 """Traces on which both simulators run; the others take theirs minutes."""
 PAIRS: Final = {
     "multi-resource-blossom-same-gpu": ("Muri-S", True),
-    "multi-resource-blossom-same-gpu-unaware": ("Muri-L", False),
 }
-"""Its own policies, with `--packing_num=2`, and without `autopack`, as for its published figures."""
+"""Its own policy for jobs of known length, with `--packing_num=2`, and without `autopack`, as for its published figures."""
 PAIRED: Final = 1.33 / 1.015
 """What the iteration of two jobs takes, in parts of its stages."""
 SLOTS: Final = 4
@@ -116,14 +117,41 @@ def _in_slots(stages_s: Floats) -> float:
             end = max(end, ends[i - 1] + stages_s[storage, 0])
         ends.append(end)
         if i >= SLOTS and math.isclose(ends[i + 1] - ends[i - 3], ends[i] - ends[i - 4], rel_tol=1e-3):
-            return ends[i + 1] - ends[i - 3]
-    return ends[-1] - ends[-1 - SLOTS]
+            return float(ends[i + 1] - ends[i - 3])
+    return float(ends[-1] - ends[-1 - SLOTS])
+
+
+class MuriAsPublished(Muri):
+    """Muri of two jobs on a GPU as in its simulator: a job that never ran counts with the duration of its trace."""
+
+    def __init__(self, jobs: Jobs, stages_s: Floats, *, known: bool) -> None:
+        super().__init__(known=known, least_worth=0.0, placer=FirstFit(), moves=True, quantum_s=math.inf)
+        rows = np.column_stack([stages_s, jobs.n_workers])
+        _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        self._kind, self._worth = kind.reshape(-1).astype(np.int32), np.zeros((len(first), len(first)))
+        for a, one in enumerate(first):
+            for b, other in enumerate(first):
+                both = stages_s[[one, other]]
+                self._worth[a, b] = both.sum() / (SLOTS * PAIRED * period_s(both))
+
+    def begin(self, context: Context) -> None:
+        """Measure nothing: stages are known."""
+
+    def schedule(self, snapshot: Snapshot) -> Placement:
+        """Return which jobs start, stop, or share GPUs from now on."""
+        if not self.known:
+            return super().schedule(snapshot)
+        jobs = snapshot.jobs
+        left = jobs.remaining_s * snapshot.table.gpus[jobs.number]
+        left = np.where(jobs.attained_gpu_s > 0, left, left / ITERATION)
+        return self._run(snapshot, jobs.number[np.argsort(left, kind="stable")])
 
 
 class LosesAtEvents(Simulator):
     """A simulator in which each event costs every job that runs on some seconds of its work since the last one.
 
-    `cost_s` (N,) are these seconds. The end of a job is not put off by the event at which it ends.
+    `cost_s` (N,) are these seconds; of two that share GPUs each loses those of both. The end of a job is not put off by
+    the event at which it ends.
     """
 
     cost_s: Floats
@@ -132,6 +160,7 @@ class LosesAtEvents(Simulator):
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Let time pass until the next decision, and take from jobs that run on what it costs them."""
         truth, speed = self._truth, self._truth.records["speed"].copy()
+        mate = truth.book.held["partner"].copy()
         happened = super().advance(until_s, stop_at_event=stop_at_event)
         since_s = truth.now_s - self._then_s
         self._then_s = truth.now_s
@@ -139,7 +168,7 @@ class LosesAtEvents(Simulator):
         if not len(jobs) or since_s <= 0:
             return happened
         at = truth.records[jobs]
-        lost_s = np.minimum(since_s, self.cost_s[jobs])
+        lost_s = np.minimum(since_s, self.cost_s[jobs] + np.where(mate[jobs] >= 0, self.cost_s[mate[jobs]], 0.0))
         at["steps"] = truth.steps_now(jobs) - lost_s * speed[jobs]
         at["since_s"] = truth.now_s
         at["next_s"] = truth.now_s + (at["until_steps"] - at["steps"]) / at["speed"]
@@ -162,6 +191,24 @@ def rows(folder: Path, *, traces: tuple[str, ...] = TRACES) -> Iterator[Agreemen
                 if trace in BY_JOB:
                     yield _by_job(place, trace, policy, ours[trace], cpu_s[trace])
             yield _published(place, policy, ours, sum(cpu_s.values()))
+        for policy in PAIRS:
+            yield _in_pairs(place, policy)
+
+
+def _in_pairs(place: Path, policy: str) -> Agreement:
+    """Return how far Muri with two jobs on a GPU agrees with its simulator on the first of `BY_JOB`."""
+    name, known = PAIRS[policy]
+    theirs, their_cpu_s = _theirs(place, BY_JOB[0], policy, "--packing_num=2", "--noautopack")
+    jobs, cost_s, table = read(place, BY_JOB[0])
+    stages_s = np.array([[float(row[f"resource_time_{i}"]) / 1000 for i in range(3)] for row in table])
+    speed = Interleaved(jobs, cluster(), stages_s=stages_s)
+    ours, cpu_s = _run(jobs, cost_s, speed, MuriAsPublished(jobs, stages_s, known=known))
+    equal, n, gap = agreement(theirs, ours)
+    our_s, their_s = (np.mean(list(jct.values())) for jct in (ours, theirs))
+    note = f"{name}, two jobs on a GPU: mean JCT {our_s / their_s - 1:+.2%}; theirs matches exactly"
+    return Agreement(
+        "muri", f"{BY_JOB[0]} 8x8", f"{policy} = muri(known={known})", equal, n, gap, their_cpu_s, cpu_s, note
+    )
 
 
 def _by_job(place: Path, trace: str, policy: str, ours: Mapping[str, float], cpu_s: float) -> Agreement:
@@ -232,9 +279,14 @@ def _ours(place: Path, trace: str, policy: str) -> tuple[dict[str, float], float
     """Return the JCT of each job in ours, and its CPU seconds."""
     _, name, how = OURS[policy]
     jobs, cost_s, _ = read(place, trace, consolidate=how)
-    backend = LosesAtEvents(jobs, cluster(), speed=Recorded(jobs, cluster()))
-    backend.cost_s = cost_s
     scheduler: Scheduler = make(name) if how == "split" else make(name, placer=FirstFit())
+    return _run(jobs, cost_s, Recorded(jobs, cluster()), scheduler)
+
+
+def _run(jobs: Jobs, cost_s: Floats, speed: SpeedModel, scheduler: Scheduler) -> tuple[dict[str, float], float]:
+    """Return the JCT of each job on its cluster, and CPU seconds."""
+    backend = LosesAtEvents(jobs, cluster(), speed=speed)
+    backend.cost_s = cost_s
     began = time.process_time()
     told = Session(backend, cadence=Cadence.published("muri")).run(scheduler)
     cpu_s = time.process_time() - began
@@ -243,7 +295,7 @@ def _ours(place: Path, trace: str, policy: str) -> tuple[dict[str, float], float
     return {jobs.id[job]: float(s) for job, s in zip(done["job"].tolist(), jct_s, strict=True)}, cpu_s
 
 
-def _theirs(place: Path, trace: str, policy: str) -> tuple[dict[str, float], float]:
+def _theirs(place: Path, trace: str, policy: str, *more: str) -> tuple[dict[str, float], float]:
     """Return the JCT of each job in their simulator, and its CPU seconds."""
     options = {
         "cluster_spec": "cluster_spec/n8g8.csv", "scheme": "yarn", "trace_file": f"trace-data/{trace}.csv",
@@ -251,7 +303,7 @@ def _theirs(place: Path, trace: str, policy: str) -> tuple[dict[str, float], flo
     }  # fmt: skip
     (place / "log").mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", START, "run_sim.py", *(f"--{key}={value}" for key, value in options.items())],
+        [sys.executable, "-c", START, "run_sim.py", *(f"--{key}={value}" for key, value in options.items()), *more],
         cwd=place, check=True, capture_output=True, text=True,
     )  # fmt: skip
     with (place / "log" / "job.csv").open() as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar, Final
 
@@ -89,7 +89,9 @@ class Muri:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start, stop, or share GPUs from now on."""
         if not self.known:
-            return self._queues.schedule(snapshot, self._run)
+            placement = self._queues.schedule(snapshot, self._run)
+            # of two that share, each attains half: by then it may not have reached its threshold yet
+            return replace(placement, again_s=max(placement.again_s, snapshot.now_s + 1.0))
         jobs = snapshot.jobs
         left = jobs.remaining_s * snapshot.table.gpus[jobs.number]
         return self._run(snapshot, jobs.number[np.argsort(left, kind="stable")])
