@@ -52,7 +52,7 @@ BY_JOB: Final = ("trace3", "trace4")
 PAIRS: Final = {
     "multi-resource-blossom-same-gpu": ("Muri-S", True),
 }
-"""Its own policy for jobs of known length, with `--packing_num=2`, and without `autopack`, as for its published figures."""
+"""Its own policy for jobs of known length, with `--packing_num=2`, and without `autopack`, as when it was published."""
 PAIRED: Final = 1.33 / 1.015
 """What the iteration of two jobs takes, in parts of its stages."""
 SLOTS: Final = 4
