@@ -15,8 +15,13 @@ from hypothesis import strategies as st
 import labkit
 from benchmarks.foreign import SYSTEMS, agreement
 from benchmarks.foreign.__main__ import lines
-from labkit.core import Cluster, Jobs
+from benchmarks.foreign.muri import LosesAtEvents
+from labkit.core import Cluster, Jobs, Kind
 from labkit.core.errors import InputError
+from labkit.experiment.cadence import Cadence
+from labkit.experiment.session import Session
+from labkit.schedulers import make
+from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -108,12 +113,24 @@ def test_a_system_without_its_folder_is_skipped_in_words(monkeypatch: pytest.Mon
         list(lines(["lucd"]))
 
 
+def test_an_event_costs_a_job_that_runs_on_seconds_of_its_work_and_one_that_ends_at_it_nothing() -> None:
+    """As in Muri's simulator; jobs A, B and C of 100 s arrive at 0, 10 and 103 s."""
+    jobs = Jobs.of(arrival_s=[0, 10, 103], total_steps=100, duration_s=100, n_workers=1)
+    backend = LosesAtEvents(jobs, machines(1), speed=Recorded(jobs, machines(1)))
+    backend.cost_s = np.full(3, 4.0)
+    rows = Session(backend, cadence=Cadence.published("muri")).run(make("fifo"))
+    done = rows[rows["kind"] == Kind.COMPLETED]
+    # events at 10, 103, 108 and 118 s: A loses 2 x 4 s, B 2 x 4 s and C 2 x 4 s
+    assert done["job"].tolist() == [0, 1, 2]
+    assert done["time_s"].tolist() == [108.0, 118.0, 211.0]
+
+
 def test_agreement_counts_equal_jobs_and_the_largest_gap() -> None:
     assert agreement({"a": 1.0, "b": 2.0, "c": 3.0}, {"a": 1.0, "b": 2.5, "c": 1.0}) == (1, 3, -2.0)
 
 
 @pytest.mark.skipif(FOREIGN is None, reason="LABKIT_FOREIGN names no folder with clones of others' simulators")
-@pytest.mark.parametrize("system", ["tiresias", "lucid"])
+@pytest.mark.parametrize("system", ["tiresias", "lucid", "muri"])
 def test_others_simulators_agree_in_all_jobs(system: str) -> None:
     _, *told = lines([system])
     assert told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import ClassVar
@@ -16,7 +17,7 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
 from labkit.schedulers.base import run_in_order
 from labkit.schedulers.rule import BY_QUEUE, NEVER, Rule
-from labkit.schedulers.tiresias import Queues
+from labkit.schedulers.tiresias import LATE, Queues
 
 ORDERS = ("arrival", "start")
 """What jobs of one queue are ordered by."""
@@ -88,7 +89,8 @@ class Las:
             object.__setattr__(self, "order", "start")
             object.__setattr__(self, "quantum_s", inf)
         thresholds = self.thresholds_gpu_s or (PUBLISHED_GPU_S if self.published else (self.threshold_gpu_s,))
-        queues = Queues(tuple(thresholds), promote=self.promote, order=self.order, late=self.published)
+        asks = LATE if self.published else ""
+        queues = Queues(tuple(thresholds), promote=self.promote, order=self.order, asks=asks)
         object.__setattr__(self, "_queues", queues)
 
     @property
@@ -105,7 +107,7 @@ class Las:
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
         if not self._plain:
-            return self._queues.schedule(snapshot, self.placer, moves=self.moves)
+            return self._queues.schedule(snapshot, partial(run_in_order, placer=self.placer, moves=self.moves))
         jobs = snapshot.jobs
         second = jobs.attained_gpu_s >= self.threshold_gpu_s
         order = np.concatenate([jobs.number[~second], jobs.number[second]])

@@ -56,6 +56,10 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
         "USENIX OSDI", 2021,
     ),
+    "Zhao et al., SIGCOMM 2022": Reference(
+        "Zhao, Yihao and Liu, Yuanqiang and Peng, Yanghua and Zhu, Yibo and Liu, Xuanzhe and Jin, Xin",
+        "Multi-Resource Interleaving for Deep Learning Training", "ACM SIGCOMM", 2022,
+    ),
     "Hwang et al., NSDI 2021": Reference(
         "Hwang, Changho and Kim, Taehyun and Kim, Sunghyun and Shin, Jinwoo and Park, KyoungSoo",
         "Elastic Resource Sharing for Distributed Deep Learning", "USENIX NSDI", 2021,

@@ -30,6 +30,8 @@ class Srtf:
         Place running jobs anew, too, at each decision, the most urgent first; False: a job that goes on keeps its
         machines. By default they move where a cluster, or one of its partitions, mixes GPU types: there that is better
         even if a move costs minutes; among equal GPUs it gains little, and nothing where moves cost.
+    service : bool
+        Count the GPU-seconds that are left in the place of seconds: shortest remaining service first (SRSF).
     """
 
     knows_types: ClassVar[bool] = False
@@ -37,10 +39,15 @@ class Srtf:
     placer: Placer = ByNetwork()
     published: bool = False
     moves: bool | None = None
+    service: bool = False
 
     def rule(self) -> Rule | None:
         """Return how compiled code decides the same."""
-        return NEVER if self.published else Rule(BY_REMAINING, preempts=True, backfill=True, moves=self.moves)
+        return (
+            NEVER
+            if self.published or self.service
+            else Rule(BY_REMAINING, preempts=True, backfill=True, moves=self.moves)
+        )
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop."""
@@ -48,5 +55,6 @@ class Srtf:
         if self.published:
             remaining_fraction = 1 - jobs.steps / jobs.total_steps
             return dl2_simulator().in_order(snapshot, jobs.number[np.argsort(remaining_fraction, kind="stable")])
-        shortest_first = np.argsort(jobs.remaining_s, kind="stable")
+        left = jobs.remaining_s * snapshot.table.gpus[jobs.number] if self.service else jobs.remaining_s
+        shortest_first = np.argsort(left, kind="stable")
         return run_in_order(snapshot, jobs.number[shortest_first], self.placer, moves=self.moves)

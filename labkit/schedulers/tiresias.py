@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any, ClassVar, Final
@@ -28,6 +29,10 @@ NEW = -1
 """The queue of a job that is in none yet."""
 ARRIVAL, START, ENTRY = "arrival", "start", "entry"
 """Orders of the jobs of a queue: see `Queues`."""
+Run = Callable[[Snapshot, Ints], Placement]
+"""(snapshot, numbers of active jobs, the most urgent first) -> which of them run."""
+LATE, WHOLE = "late", "whole"
+"""When to look for jobs that are to change queues: see `Queues`."""
 Index = Callable[[Snapshot, Floats], Floats]
 """(snapshot, attained GPU-seconds since the last promotion) -> the more, the earlier in the queue; (J,) both."""
 
@@ -78,8 +83,9 @@ class Queues:
     order : str
         Of the jobs of a queue. "start": those that run come before those that wait, as they were; "arrival"; "entry":
         as they came to the queue, whether they run or wait.
-    late : bool
-        Look for jobs to move down when Tiresias' simulator does.
+    asks : str
+        When to look for jobs to move down. "": when they are due; "late": when Tiresias' simulator does; "whole": as
+        Muri's, whose queues last whole seconds.
     index : callable, optional
         What the jobs of a queue are ordered by in the place of `order`, the largest first, equal ones by arrival.
 
@@ -90,21 +96,21 @@ class Queues:
     """
 
     def __init__(
-        self, thresholds: tuple[float, ...], *, promote: float, order: str, late: bool, index: Index | None = None
+        self, thresholds: tuple[float, ...], *, promote: float, order: str, asks: str = "", index: Index | None = None
     ) -> None:
         self._limit = np.array([*thresholds, inf])
-        self._promote, self._order, self._late, self._index = promote, order, late, index
+        self._promote, self._order, self._asks, self._index = promote, order, asks, index
         self._recall: Recall[Places | None] = Recall(None)
 
-    def schedule(self, snapshot: Snapshot, placer: Placer, *, moves: bool | None = None) -> Placement:
-        """Return which jobs start and which stop, and when the next one may change queues."""
+    def schedule(self, snapshot: Snapshot, run: Run) -> Placement:
+        """Return what `run` makes of the jobs in this order, and when the next one may change queues."""
         before = self._recall.before(snapshot)
         at = _nowhere(len(snapshot.table)) if before is None else _copy(before)
         now = _look(snapshot, at)
         self._move(snapshot, at, now)
         now = _look(snapshot, at)
         order = now.number[np.lexsort((at.place[now.number], at.queue[now.number]))]
-        placement = run_in_order(snapshot, order, placer, moves=moves)
+        placement = run(snapshot, order)
         goes_on = now.runs & ~np.isin(now.number, placement.set_jobs)
         runs = goes_on | np.isin(now.number, placement.job)
         first = now.number[runs & np.isnan(at.since_s[now.number])]
@@ -137,9 +143,13 @@ class Queues:
     def _next_s(self, now_s: float, at: Places, now: _Now) -> float:
         """Return when the next job may change queues."""
         limit = self._limit[at.queue[now.number]]
-        ran = now.ran_s if self._late else now.ran_s * now.gpus
-        down_s = np.where(now.runs, (limit - ran) / now.gpus, inf)
-        down_s = np.ceil(down_s) if self._late else down_s
+        if self._asks == LATE:
+            down_s = np.ceil((limit - now.ran_s) / now.gpus)
+        elif self._asks == WHOLE:
+            down_s = np.ceil(limit / now.gpus) - now.ran_s
+        else:
+            down_s = (limit - now.ran_s * now.gpus) / now.gpus
+        down_s = np.where(now.runs, down_s, inf)
         waits = ~now.runs & (at.queue[now.number] > 0) & (now.ran_s > 0) & (self._promote < inf)
         up_s = np.full(len(waits), inf)
         up_s[waits] = self._promote * now.ran_s[waits] - now.waited_s[waits]
@@ -150,8 +160,9 @@ class Queues:
 CODE, PAPER = "code", "paper"
 GITTINS: Final = ("", CODE, PAPER)
 PUBLISHED: Final = {
-    "tiresias": {"thresholds_gpu_s": (3250.0, 7200.0), "order": START, "late": True},
-    "pollux": {"thresholds_gpu_s": (57_600.0,), "order": ENTRY, "late": False},
+    "tiresias": {"thresholds_gpu_s": (3250.0, 7200.0), "order": START, "asks": LATE},
+    "pollux": {"thresholds_gpu_s": (57_600.0,), "order": ENTRY, "asks": ""},
+    "muri": {"thresholds_gpu_s": (3250.0, 7200.0), "order": START, "asks": WHOLE},
 }
 """What other simulators have in the place of the options."""
 DELTA_GPU_S: Final = 3250.0
@@ -186,7 +197,7 @@ class Tiresias:
     published : str
         "tiresias": thresholds of 3,250 and 7,200, gangs moved down late, no `quantum_s`, as in its simulator.
         "pollux": as Pollux' simulator has it: one threshold of 57,600, jobs in order of their entry into a queue, gangs
-        where most GPUs are free; for its own cadence.
+        where most GPUs are free; for its own cadence. "muri": as "tiresias", but moved down by the next whole second.
 
     Notes
     -----
@@ -220,21 +231,21 @@ class Tiresias:
             raise unknown("gittins of tiresias", str(self.gittins), GITTINS[1:])
         if self.published and self.published not in PUBLISHED:
             raise unknown("published of tiresias", str(self.published), PUBLISHED)
-        told: dict[str, Any] = {"thresholds_gpu_s": self.thresholds_gpu_s, "order": START, "late": False}
+        told: dict[str, Any] = {"thresholds_gpu_s": self.thresholds_gpu_s, "order": START, "asks": ""}
         if self.published:
             told |= PUBLISHED[self.published]
             object.__setattr__(self, "quantum_s", inf)
         if self.published == "pollux":
             object.__setattr__(self, "placer", MostFree())
         queues = Queues(
-            told["thresholds_gpu_s"], promote=self.promote, order=told["order"], late=told["late"],
+            told["thresholds_gpu_s"], promote=self.promote, order=told["order"], asks=told["asks"],
             index=self._index if self.gittins else None,
         )  # fmt: skip
         object.__setattr__(self, "_queues", queues)
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start and which stop, and when the next one may change queues."""
-        return self._queues.schedule(snapshot, self.placer)
+        return self._queues.schedule(snapshot, partial(run_in_order, placer=self.placer))
 
     def _index(self, snapshot: Snapshot, attained: Floats) -> Floats:
         sizes = np.array(self.ended_gpu_s) if self.ended_gpu_s else _completed_gpu_s(snapshot)

@@ -83,6 +83,13 @@ def test_srtf_preempts_for_less_remaining_time() -> None:
     assert completed(session) == [10 + 75 + 90, 85, 175 + 95, 55]
 
 
+def test_srsf_runs_the_job_with_the_least_gpu_seconds_left() -> None:
+    """30 s on 4 GPUs are more service than 100 s on 1."""
+    jobs = jobs_of((0, 30, 4), (0, 100, 1))
+    assert first_starts(run(jobs, "srtf")) == [0, 30]
+    assert first_starts(run(jobs, "srtf(service=True)")) == [100, 0]
+
+
 def test_srtf_keeps_the_running_one_in_a_tie() -> None:
     """Job 1 arrives with just the time that job 0 has left: the order of arrival decides."""
     session = run(jobs_of((0, 100, 4), (40, 60, 4)), "srtf")

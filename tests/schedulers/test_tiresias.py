@@ -95,6 +95,16 @@ def test_pollux_tiresias_moves_a_job_down_at_57600_gpu_seconds_and_places_where_
     assert np.diff(starts["time_s"][:3]).tolist() == [14_400.0, 14_400.0]
 
 
+@pytest.mark.parametrize(("published", "moved_s"), [("tiresias", 1090.0), ("muri", 1084.0)])
+def test_muris_tiresias_moves_a_gang_down_in_time(published, moved_s):
+    """3,250 GPU-seconds of 3 GPUs are 1,083.3 s; Tiresias looks (3,250 - 10) / 3 s after the event at 10 s."""
+    jobs = Jobs.of(arrival_s=[0, 10], total_steps=4_000, duration_s=4_000.0, n_workers=[3, 3], max_workers=3)
+    cluster = no_network(1, servers=Server("three", sockets=((3, 64, 512),)))
+    run = simulate(jobs, cluster=cluster, scheduler=f"tiresias(published={published!r})")
+    start_s = run.events["time_s"][(run.events["kind"] == 3) & (run.events["job"] == 1)][0]
+    assert start_s == moved_s
+
+
 @pytest.mark.parametrize("options", [{}, {"gittins": "paper"}, {"thresholds_gpu_s": (60, 600), "promote": 4.0}])
 def test_tiresias_passes_the_suite(options):
     check_scheduler(make("tiresias", **options), seed=5)
