@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.shards import samples_between, samples_of
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ class Samples:
         self._spec = spec
         self._order_of: Callable[[int, int], NDArray[np.int64]] | None = getattr(data, "order", None)
         self._orders: dict[int, NDArray[np.int64]] = {}
+        self._data, self._epoch = data, -1
 
     def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
         """Return the samples at positions `start` to before `end` of an epoch's order."""
         spec = self._spec
+        if epoch != self._epoch:
+            check_length(self._data, spec.n_samples)
+            self._epoch = epoch
         if self._order_of is None:
             return samples_between(
                 start, end, n_samples=spec.n_samples, seed=spec.seed, epoch=epoch, shuffle=spec.shuffle
@@ -62,6 +67,15 @@ class Samples:
             seed=spec.seed, between=self.between,
         )  # fmt: skip
         return found.tolist()  # type: ignore[no-any-return]
+
+
+def check_length(data: Any, n: int) -> None:
+    """Raise ChangedError unless data has as many samples as when the job was started."""
+    if len(data) != n:
+        raise ChangedError(
+            f"the data had {n} samples when the job was started, and has {len(data)} now: each worker would have its "
+            "own. Expected a dataset of one length; a job for each length continues with state=result.state_dict()."
+        )
 
 
 # --- a DataLoader

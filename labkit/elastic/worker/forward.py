@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from labkit.core.errors import InputError
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import set_states
 from labkit.elastic.protocol.program import FLOAT32
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
     from labkit.elastic.loading import Loader
     from labkit.elastic.protocol.program import Program
-
-
-class ChangedError(InputError):
-    """The forward pass has changed a buffer or a parameter, which would then differ between workers."""
 
 
 @dataclass(slots=True)
@@ -73,6 +70,7 @@ class ForwardGuard:
         ]  # fmt: skip
         self._params = list(model.named_parameters())
         self._versions = [p._version for _, p in self._params]
+        self._trained = [p.requires_grad for _, p in self._params]
 
     def changed(self) -> list[str]:
         """Return the names of buffers that have other numbers, in the same shape, since the last look."""
@@ -95,12 +93,24 @@ class ForwardGuard:
             if p._version != version:
                 what = "parameter" if p.requires_grad else "frozen parameter"
                 raise _refusal(f"{what} '{name}'", "nn.Embedding without max_norm, no writing to parameters in forward")
+        if self._trained != [p.requires_grad for _, p in self._params]:
+            raise self._about_frozen()
         for kept in self._buffers:
             if kept.changed():
                 raise _refusal(f"buffer '{kept.name}'", _REMEDY)
         for module, n in self._modules:
             if len(module._buffers) != n:
                 raise _refusal(f"buffer '{self._new(module)}'", _REMEDY)
+
+    def _about_frozen(self) -> ChangedError:
+        name, p = next(
+            named for named, was in zip(self._params, self._trained, strict=True) if named[1].requires_grad != was
+        )
+        return ChangedError(
+            f"parameter '{name}' is {'trained' if p.requires_grad else 'frozen'} from now on: servers have those that "
+            "need gradients when the job starts. Expected another rate of its group by the scheduler; "
+            "or a loss that does not depend on it; or a second job with state=result.state_dict()."
+        )
 
     def _new(self, module: nn.Module) -> str:
         known = {kept.key for kept in self._buffers if kept.module is module}
