@@ -27,7 +27,12 @@ AHEAD: Final = 2
 EPOCHS_KEPT: Final = 2
 PR_SET_PDEATHSIG: Final = 1
 
+ENDLESS: Final = 1 << 40
+"""Samples of a stream that does not say how many it has."""
+
 Place = tuple[int, int]
+Order = NDArray[np.int64] | range
+"""Numbers of the samples of an epoch, in order."""
 
 
 class Samples:
@@ -38,8 +43,8 @@ class Samples:
 
     def __init__(self, data: Any, spec: Spec) -> None:
         self._spec = spec
-        self._order_of: Callable[[int, int], NDArray[np.int64]] | None = getattr(data, "order", None)
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._order_of: Callable[[int, int], Order] | None = getattr(data, "order", None)
+        self._orders: dict[int, Order] = {}
         self._data, self._epoch = data, -1
 
     def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
@@ -53,11 +58,11 @@ class Samples:
                 start, end, n_samples=spec.n_samples, seed=spec.seed, epoch=epoch, shuffle=spec.shuffle
             )
         if epoch not in self._orders:
-            order = np.asarray(self._order_of(epoch, spec.seed), np.int64)
+            order = self._order_of(epoch, spec.seed)
             if len(order) != spec.n_samples:
                 raise InputError(f"the sampler has {len(order)} samples in epoch {epoch}; expected {spec.n_samples}.")
             self._orders = {**dict(list(self._orders.items())[1 - EPOCHS_KEPT :]), epoch: order}
-        return self._orders[epoch][start:end]
+        return np.asarray(self._orders[epoch][start:end], np.int64)
 
     def of(self, step: int, leaf: int, *, n_shards: int | None = None) -> list[int]:
         """Return the samples of one logical shard of a step."""
@@ -136,15 +141,12 @@ class Loading:
 
         Raise InputError if a DataLoader has what a job cannot keep; the message says what.
         """
-        from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+        from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
+        if isinstance(data, IterableDataset):
+            return cls(StreamData(data, default_collate), default if batch is None else batch, shuffle, loaders)
         if not isinstance(data, DataLoader):
             return cls(data, default if batch is None else batch, shuffle, loaders)
-        if isinstance(data.dataset, IterableDataset):
-            raise InputError(
-                "the DataLoader's dataset is an IterableDataset, which has no sample by number: no worker could load "
-                "its shards alone, or again after a fault; expected a map-style dataset: len(data), and data[i]."
-            )
         if data.batch_size is None or type(data.batch_sampler).__name__ != "BatchSampler":
             raise InputError(
                 "the DataLoader has no batch_size, or a batch_sampler of its own; expected batch_size= and sampler=: "
@@ -152,6 +154,9 @@ class Loading:
             )
         if batch is not None and batch != data.batch_size:
             raise InputError(f"batch is {batch}, the DataLoader's batch_size {data.batch_size}; expected one of them.")
+        if isinstance(data.dataset, IterableDataset):
+            stream = StreamData(data.dataset, data.collate_fn)
+            return cls(stream, data.batch_size, shuffle, max(loaders, data.num_workers))
         sampler: Any = data.sampler
         plain = type(sampler) is SequentialSampler
         random_once = isinstance(sampler, RandomSampler) and not sampler.replacement
@@ -160,6 +165,83 @@ class Loading:
             LoaderData(data.dataset, data.collate_fn, None if usual else sampler), data.batch_size,
             shuffle and not plain, max(loaders, data.num_workers),
         )  # fmt: skip
+
+
+@dataclass
+class StreamData:
+    """The samples of an IterableDataset, by their place in it; after the last one comes its first one again.
+
+    Each process reads the stream from its beginning and drops the samples of others. All of them see the same stream:
+    its random numbers depend on the job's seed and the pass alone, and it is never told that it has several readers.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    """`dataset` and `collate`: as a DataLoader has them."""
+    _coming: Iterator[Any] | None = None
+    _next: int = 0
+    _pass: int = 0
+    _seed: int = 0
+    _states: Any = None
+
+    def __len__(self) -> int:
+        try:
+            return len(self.dataset)
+        except TypeError:
+            return ENDLESS
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "collate": self.collate}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def order(self, epoch: int, seed: int) -> range:
+        """Return the places of an epoch in the stream of all epochs."""
+        self._seed = seed
+        return range(epoch * len(self), (epoch + 1) * len(self))
+
+    def fetch(self, indices: Sequence[int]) -> Any:
+        """Return a batch."""
+        from torch.utils.data._utils import worker
+
+        outside, told, worker._worker_info = random_states(), worker._worker_info, None
+        try:
+            if self._coming is None or indices[0] < self._next:
+                self._next = 0
+                self._begin(0)
+            else:
+                set_states(self._states)
+            rows = [self._at(place) for place in indices]
+            self._states = random_states()
+        finally:
+            worker._worker_info = told
+            set_states(outside)
+        return self.collate(rows)
+
+    def _begin(self, number: int) -> None:
+        """Begin a pass over the stream."""
+        from labkit.elastic.worker.forward import seed_all
+
+        seed_all(int(np.random.SeedSequence((self._seed, number)).generate_state(1)[0]))
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(number)
+        self._pass, self._coming = number, iter(self.dataset)
+
+    def _at(self, place: int) -> Any:
+        is_new = False
+        while True:
+            try:
+                sample = next(self._coming)  # type: ignore[arg-type]
+            except StopIteration:
+                if is_new:
+                    raise InputError("the IterableDataset has no sample; expected at least one.") from None
+                is_new = True
+                self._begin(self._pass + 1)
+                continue
+            is_new, self._next = False, self._next + 1
+            if self._next > place:
+                return sample
 
 
 # --- loading beside computing

@@ -123,7 +123,7 @@ class _Checks:
             module.training = training
         fault = fault or self._forward_pass(own)
         own.model.eval()
-        fault = fault or (self._sharding(own) if self._n_shards > 1 else "")
+        fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
@@ -211,6 +211,27 @@ class _Checks:
                     "on the way. Keep it in the model, the data or the loss, as attributes that pickle keeps."
                 )
         return ""
+
+    # --- the order of samples
+
+    def _order_differs(self, program: Program) -> str:
+        """Return how the order of an epoch depends on the model, or on what was asked before; "" if it does not.
+
+        The model is spoilt.
+        """
+        import torch
+
+        orders = []
+        for _ in range(2 if hasattr(program.data, "order") else 0):
+            orders.append(program.data.order(1, self._spec.seed))
+            for _, p in trained(program.model):
+                torch.nn.init.normal_(p)
+        if not orders or isinstance(orders[0], range) or np.array_equal(*orders):
+            return ""
+        return (
+            "the sampler has another order of an epoch when it is asked again, or when the model has changed: a worker "
+            "that comes later would have that one. Expected an order that depends on seed and set_epoch alone."
+        )
 
     # --- sharding
 

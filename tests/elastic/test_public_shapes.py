@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils.rnn import pack_sequence
 from torch.optim import lr_scheduler as schedulers
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from labkit.core.errors import LabkitError
 from labkit.elastic import start
@@ -29,7 +36,10 @@ from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.verification import CLOSE, apart
 from labkit.elastic.worker.forward import clock_of, parted, seed_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("by_value")]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.usefixtures("by_value"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),  # of torch about such models
+]  # fmt: skip
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
 Y = (X.sum(1) > 0).long()
@@ -303,13 +313,13 @@ class OwnNoise(Rows):
         return X[i] + torch.from_numpy(self.rng.normal(size=6).astype(np.float32)), Y[i]
 
 
-class OpenFile(Rows):
+class Locked(Rows):
     def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - as scripts do
+        self.lock = threading.Lock()
 
     def __getitem__(self, i: int) -> Any:
-        self.file.seek(i)
-        return X[i], Y[i]
+        with self.lock:
+            return X[i], Y[i]
 
 
 class Grows(Rows):
@@ -322,6 +332,35 @@ class Grows(Rows):
     def __getitem__(self, i: int) -> Any:
         self.n_seen += 1
         return X[i], Y[i]
+
+
+class ByLoss:
+    """Yields what the model does best first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __iter__(self) -> Any:
+        with torch.no_grad():
+            return iter(F.cross_entropy(self.model(X), Y, reduction="none").argsort().tolist())
+
+
+class Stream(IterableDataset[Any]):
+    """Shuffles by epoch, adds noise, and would share itself out among the processes of a loader."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        reader = get_worker_info()
+        rows = np.random.default_rng(self.epoch).permutation(70)
+        for i in rows if reader is None else rows[reader.id :: reader.num_workers]:
+            yield X[i % 64] + 0.1 * torch.randn(6), Y[i % 64]
 
 
 def by_dataclass(rows: list[Any]) -> Record:
@@ -376,7 +415,11 @@ def case(model: nn.Module, data: Any = None, loss: Any = cross_entropy, **option
 
 EQUAL: dict[str, Callable[[], Case]] = {
     "tied embeddings": lambda: case(
-        Tied(), as_dataset((WORDS, WORDS.roll(1, 1))), lambda m, b: F.cross_entropy(m(b[0]).mT, b[1]), optimizer=adam
+        Tied(),
+        as_dataset((WORDS, WORDS.roll(1, 1))),
+        lambda m, b: F.cross_entropy(m(b[0]).mT, b[1]),
+        optimizer=adam,
+        servers=1,
     ),
     "a buffer that counts": lambda: case(CountsInABuffer()),
     "a layer left out at some steps": lambda: case(
@@ -423,6 +466,7 @@ EQUAL: dict[str, Callable[[], Case]] = {
     "a sampler with weights": lambda: case(
         net(), loader(pairs(), sampler=WeightedRandomSampler((1.0 + Y).tolist(), 64))
     ),
+    "a stream": lambda: case(net(), DataLoader(Stream(), BATCH)),
     "activation checkpoints": lambda: case(
         net(nn.Tanh()),
         loss=lambda m, b: F.cross_entropy(torch.utils.checkpoint.checkpoint(m, b[0], use_reentrant=False), b[1]),
@@ -440,10 +484,15 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
     "the hardest half of a batch": (lambda: case(net(), loss=hardest, shards=4), "no plain mean over samples"),
     "weights that forward averages": (lambda: case(Teacher()), r"frozen parameter 'teacher\.0\.weight' .* is changed"),
     "a loss that goes backward": (lambda: case(net(), loss=backwards), "the loss calls backward.. itself"),
-    "an open file": (lambda: case(net(), OpenFile()), "data .* cannot be sent .* Open files.* where they are first"),
+    "a lock": (lambda: case(net(), Locked()), "data .* cannot be sent .* Open files.* where they are first"),
     "a dataset that grows": (lambda: case(net(), Grows()), "the data had 48 samples .* and has .* now"),
     "an error at a step": (lambda: case(net(), loss=raises), "step 7, logical shard 0: ValueError: no good"),
     "NaN at a step": (lambda: case(net(), loss=at_step_7(float("nan"))), "step 7, logical shard 0: the loss is nan"),
+    "quantization that is trained": (lambda: case(quantized()), r"buffer '0\.activation_post_process\.scale' of the"),
+    "an order that depends on the model": (
+        lambda: self_paced(net()),
+        "another order of an epoch .* the model has changed",
+    ),
     "a parametrization": (
         lambda: case(nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 2)))),
         "is parametrized, and torch cannot pickle that",
@@ -451,11 +500,15 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
 }
 TOLD: dict[str, tuple[Callable[[], Case], str]] = {
     "a loss that counts for later": (lambda: case(net(), loss=Later()), r"loss\.n changes in the forward pass"),
-    "quantization that is trained": (
-        lambda: case(quantized()),
-        "buffers that the forward pass changes are averaged over shards: ",
+    "power iterations": (
+        lambda: case(nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 2))),
+        r"buffers that the forward pass changes are averaged over shards: 0\.weight_u",
     ),
 }
+
+
+def self_paced(model: nn.Module) -> Case:
+    return case(model, loader(pairs(), sampler=ByLoss(model)))
 
 
 def job(made: Callable[[], Case], **options: Any) -> Any:

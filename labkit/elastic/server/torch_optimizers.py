@@ -463,7 +463,8 @@ def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputError(
             "scheduler is a ReduceLROnPlateau, which needs a validation loss between two updates: servers would have "
-            "to wait for it. Expected a schedule of the step; Validation(patience=...) ends a job that gets no better."
+            "to wait for it. Expected a schedule of the step; or a job for each epoch, in one folder=, and "
+            "scheduler.step(loss) between them."
         )
     if not isinstance(scheduler, LRScheduler) or getattr(scheduler, "optimizer", None) is not optimizer:
         raise InputError(f"scheduler is a {type(scheduler).__name__}; expected one of torch, of the job's optimizer.")
