@@ -312,7 +312,7 @@ class _Checks:
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision), same_rows() as rows:
+        with cast("cpu", self._spec.precision), same_rows() as rows, _without_scaler():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         self._halves |= rows.has_halves
         return parts._replace(loss=checked(parts.loss))
@@ -354,6 +354,28 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     value.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
+
+
+@contextlib.contextmanager
+def _without_scaler() -> Iterator[None]:
+    """Let a gradient scaler that is in use raise ChangedError: nobody would divide by its factor."""
+    from torch.amp import GradScaler
+
+    scale = GradScaler.scale
+
+    def refuse(scaler: Any, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise ChangedError(
+                "the loss is multiplied by a GradScaler, and no server divides by its factor: expected the loss itself; "
+                "bf16 needs no scaler."
+            )
+        return outputs
+
+    GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def _set_buffers(model: Any, kept: Mapping[str, Any]) -> None:

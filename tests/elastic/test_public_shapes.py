@@ -268,6 +268,10 @@ def backwards(model: nn.Module, batch: Any) -> Any:
     return loss
 
 
+def scaled(model: nn.Module, batch: Any) -> Any:
+    return torch.amp.GradScaler("cpu").scale(cross_entropy(model, batch))
+
+
 def thaws(model: nn.Module, batch: Any, step: int) -> Any:
     model[0].requires_grad_(step >= 5)
     return cross_entropy(model, batch)
@@ -484,6 +488,7 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
     "the hardest half of a batch": (lambda: case(net(), loss=hardest, shards=4), "no plain mean over samples"),
     "weights that forward averages": (lambda: case(Teacher()), r"frozen parameter 'teacher\.0\.weight' .* is changed"),
     "a loss that goes backward": (lambda: case(net(), loss=backwards), "the loss calls backward.. itself"),
+    "a gradient scaler": (lambda: case(net(), loss=scaled), "the loss is multiplied by a GradScaler"),
     "a lock": (lambda: case(net(), Locked()), "data .* cannot be sent .* Open files.* where they are first"),
     "a dataset that grows": (lambda: case(net(), Grows()), "the data had 48 samples .* and has .* now"),
     "an error at a step": (lambda: case(net(), loss=raises), "step 7, logical shard 0: ValueError: no good"),

@@ -152,11 +152,14 @@ class FlatModel:
         Shared memory for gradients, so that servers on this host read them in place.
     cut : Layout, optional
         Names the buffers that follow the parameters in the flat vectors; None: there are none.
+    on_untouched : callable, optional
+        Takes the number of a parameter without a gradient, once.
     """
 
     def __init__(
-        self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None
-    ) -> None:
+        self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None,
+        on_untouched: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         import torch
 
         self._torch, self.model, self.device = torch, model.to(device), device
@@ -164,7 +167,7 @@ class FlatModel:
         self._n_trained = sum(p.numel() for p in self._params)
         self._buffers = MovingBuffers(model, cut) if cut is not None and cut.n_buffers else None
         self.n = self._n_trained if cut is None else cut.n
-        self._used = self._leaf = 0
+        self._used, self._leaf, self._on_untouched = 0, 0, on_untouched
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
         self.lender = lender
         self._made: list[Vector] = []
@@ -218,9 +221,12 @@ class FlatModel:
         for p, view in zip(self._params, views, strict=True):
             p.grad = view
         loss_of.backward()  # type: ignore[no-untyped-call]
-        for view, version in zip(views, before, strict=True):
-            if view._version == version:
-                view.fill_(UNTOUCHED)
+        untouched = [number for number, view in enumerate(views) if view._version == before[number]]
+        for number in untouched:
+            views[number].fill_(UNTOUCHED)
+        if untouched and self._on_untouched is not None:
+            self._on_untouched(untouched[0])
+            self._on_untouched = None
         if self._grads_there is not None:
             torch.from_numpy(into)[: self._n_trained].copy_(self._grads_there)
         if self._buffers is not None:
