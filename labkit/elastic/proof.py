@@ -366,8 +366,8 @@ def _without_scaler() -> Iterator[None]:
     def refuse(scaler: Any, outputs: Any) -> Any:
         if scaler.is_enabled():
             raise ChangedError(
-                "the loss is multiplied by a GradScaler, and no server divides by its factor: expected the loss itself; "
-                "bf16 needs no scaler."
+                "the loss is multiplied by a GradScaler, and no server divides by its factor; expected the loss, "
+                "and bf16, which needs no scaler."
             )
         return outputs
 
