@@ -185,6 +185,7 @@ class _Checks:
             rows.append(_backward(program, partial(loss, samples, place)))
         self._changing = [name for name, value in _attributes(program).items() if before.get(name, value) != value]
         check_length(program.data, self._spec.n_samples)
+        _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
             return ""
         what = self._named_changes() or "the program"
@@ -354,6 +355,27 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     value.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
+
+
+def _check_aliases(model: Any) -> None:
+    """Raise ChangedError where a tensor that is no parameter lies in the memory of one after a forward pass."""
+    import torch
+
+    def memory(tensor: Any) -> int:
+        return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
+
+    owners = {memory(p): name for name, p in model.named_parameters() if memory(p)}
+    for name, module in model.named_modules():
+        for key, value in {**vars(module), **module._buffers}.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and not isinstance(value, torch.nn.Parameter)
+                and memory(value) in owners
+            ):
+                raise ChangedError(
+                    f"{key} of {name or 'the model'} is a tensor in the memory of parameter '{owners[memory(value)]}': "
+                    "workers would have a copy that stays as it is. Take the parameter itself in forward."
+                )
 
 
 @contextlib.contextmanager

@@ -146,7 +146,6 @@ def check_model(model: Any) -> None:
             raise InputError(f"'{name}' of the model has no shape yet (a lazy module); call the model once before.")
     trained(model)
     _check_hooks(model)
-    _check_aliases(model)
     for name, module in model.named_modules():
         if is_parametrized(module):
             raise InputError(
@@ -174,27 +173,6 @@ def _check_hooks(model: nn.Module) -> None:
                 f"all modules of this process have the hook {_name(hook)}, which workers would not have; register it "
                 "with the modules of the model."
             )
-
-
-def _check_aliases(model: nn.Module) -> None:
-    """Raise InputError where a tensor that is no parameter lies in the memory of one: workers would have a copy."""
-    import torch
-
-    def memory(tensor: Any) -> int:
-        return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
-
-    owners = {memory(p): name for name, p in model.named_parameters() if memory(p)}
-    for name, module in model.named_modules():
-        for key, value in {**vars(module), **module._buffers}.items():
-            if (
-                isinstance(value, torch.Tensor)
-                and not isinstance(value, torch.nn.Parameter)
-                and memory(value) in owners
-            ):
-                raise InputError(
-                    f"{key} of {name or 'the model'} is a tensor in the memory of parameter '{owners[memory(value)]}': "
-                    "workers would have a copy that stays as it is. Take the parameter itself in forward."
-                )
 
 
 def _name(hook: Any) -> str:
