@@ -10,6 +10,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -221,8 +222,6 @@ class StreamData:
 
     def _begin(self, number: int) -> None:
         """Begin a pass over the stream."""
-        from labkit.elastic.worker.forward import seed_all
-
         seed_all(int(np.random.SeedSequence((self._seed, number)).generate_state(1)[0]))
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(number)
@@ -373,3 +372,23 @@ def set_states(states: tuple[Any, Any, Any] | None) -> None:
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         random.setstate(states[2])
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random generators: of torch (on all devices), numpy and Python."""
+    import torch
+
+    if has_accelerator():
+        torch.manual_seed(seed)
+    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
+    random.seed(seed)
+
+
+@cache
+def has_accelerator() -> bool:
+    """Return whether this machine has a device whose random numbers torch would seed, too."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.core.errors import InputError
-from labkit.elastic.loading import Loading, Samples
+from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
 from labkit.elastic.server.optimizers import OwnUpdate, optimizer
-from labkit.elastic.worker.forward import LossParts, cast, checked, clock_of, parted, seed_all
+from labkit.elastic.worker.forward import LossParts, cast, checked, clock_of, parted
 
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it, as in `labkit.elastic.start`."""

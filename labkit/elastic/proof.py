@@ -28,21 +28,12 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.errors import ChangedError
-from labkit.elastic.loading import Samples, check_length
+from labkit.elastic.loading import Samples, check_length, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import BF16, FLOAT32, Program
 from labkit.elastic.server.optimizers import TORCH
-from labkit.elastic.worker.forward import (
-    ForwardGuard,
-    LossParts,
-    SampleLoss,
-    cast,
-    checked,
-    clock_of,
-    parted,
-    seed_all,
-)
+from labkit.elastic.worker.forward import ForwardGuard, LossParts, SampleLoss, cast, checked, clock_of, parted
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Spec

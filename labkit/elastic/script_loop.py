@@ -438,7 +438,7 @@ class Script:
         return LoopLoss(self if self.beside else self._with_modules(), found, turns)
 
     def _run(self, turns: Turns, starting: bool) -> None:
-        from labkit.elastic.worker.forward import seed_all
+        from labkit.elastic.loading import seed_all
 
         _THREAD.turns, _THREAD.starting = turns, starting
         turns.module = module = ModuleType("__main__")
@@ -522,8 +522,7 @@ def _load(model: Any, state: Mapping[str, Any], script: Script) -> None:
 
 def _fingerprint(program: Program) -> str:
     """Return a digest of the number of samples, and of the first one, the last, and one in between."""
-    from labkit.elastic.loading import StreamData, random_states, set_states
-    from labkit.elastic.worker.forward import seed_all
+    from labkit.elastic.loading import StreamData, random_states, seed_all, set_states
 
     n, states = len(program.data), random_states()
     seed_all(0)

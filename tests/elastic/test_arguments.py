@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import start
+from labkit.elastic.loading import seed_all
 from labkit.elastic.options import JobOptions, OptimizerOptions, ScriptOptions
 from labkit.elastic.server.optimizers import OPTIMIZERS
-from labkit.elastic.worker.forward import checked, moved, seed_all
+from labkit.elastic.worker.forward import checked, moved
 
 LOCK = threading.Lock()
 X, Y = torch.randn(64, 4), torch.randn(64, 2)

@@ -31,10 +31,10 @@ from torch.utils.data import (
 from labkit.core.errors import LabkitError
 from labkit.elastic import start
 from labkit.elastic.data import as_dataset
-from labkit.elastic.loading import Loading, Samples
+from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import Program, Spec
 from labkit.elastic.verification import CLOSE, apart
-from labkit.elastic.worker.forward import clock_of, parted, seed_all
+from labkit.elastic.worker.forward import clock_of, parted
 
 pytestmark = [
     pytest.mark.slow, pytest.mark.usefixtures("by_value"),

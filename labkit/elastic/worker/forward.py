@@ -6,17 +6,13 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import random  # noqa: TID251 - users' data may draw from it
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import ChangedError
-from labkit.elastic.loading import set_states
+from labkit.elastic.loading import seed_all, set_states
 from labkit.elastic.protocol.program import FLOAT32
 
 if TYPE_CHECKING:
@@ -269,26 +265,6 @@ def _number(name: str, value: Any) -> float:
             f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
         )
         raise InputError(f"metric '{name}' is {described}; expected one number, the mean over the batch.") from None
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global random generators: of torch (on all devices), numpy and Python."""
-    import torch
-
-    if has_accelerator():
-        torch.manual_seed(seed)
-    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
-        torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
-    random.seed(seed)
-
-
-@cache
-def has_accelerator() -> bool:
-    """Return whether this machine has a device whose random numbers torch would seed, too."""
-    import torch
-
-    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
 
 
 def moved(batch: Any, device: str) -> Any:
