@@ -4,13 +4,14 @@ JobError
 ├── NotDoneError    it is not over within the time given; it goes on
 ├── NoAnswerError   its controller is alive and does not answer; it goes on
 └── OverError       it is over: there is nothing left to change
+ChangedError        user's code has changed what all workers must have alike
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from labkit.core.errors import LabkitError
+from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
 
 
@@ -51,3 +52,7 @@ class NoAnswerError(JobError):
 
 class OverError(JobError):
     """A request to a job that is over, which only a running job can carry out."""
+
+
+class ChangedError(InputError):
+    """The user's code has changed what all workers must have alike: a buffer, a parameter, or the number of samples."""

@@ -36,7 +36,7 @@ from labkit.elastic.controller.job_files import EVENTS, LEASES, LOCK, STATE, Job
 from labkit.elastic.controller.losses import STOP
 from labkit.elastic.controller.replication import check_standby
 from labkit.elastic.job import Job
-from labkit.elastic.loading import Loading
+from labkit.elastic.loading import Loading, StreamData
 from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.credentials import Credentials, Secrets
 from labkit.elastic.process.launchers import numeric_variables
@@ -241,6 +241,10 @@ def start(
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
     loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
+    if isinstance(loading.data, StreamData) and not sync:
+        raise InputError(
+            "sync=False with an IterableDataset, which is read in order; expected samples by number, or sync."
+        )
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
         steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards,
         seed=seed, save_every=save_every,

@@ -10,12 +10,14 @@ import signal
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.errors import InputError
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.shards import samples_between, samples_of
 
 if TYPE_CHECKING:
@@ -26,7 +28,12 @@ AHEAD: Final = 2
 EPOCHS_KEPT: Final = 2
 PR_SET_PDEATHSIG: Final = 1
 
+ENDLESS: Final = 1 << 40
+"""Samples of a stream that does not say how many it has."""
+
 Place = tuple[int, int]
+Order = NDArray[np.int64] | range
+"""Numbers of the samples of an epoch, in order."""
 
 
 class Samples:
@@ -37,22 +44,26 @@ class Samples:
 
     def __init__(self, data: Any, spec: Spec) -> None:
         self._spec = spec
-        self._order_of: Callable[[int, int], NDArray[np.int64]] | None = getattr(data, "order", None)
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._order_of: Callable[[int, int], Order] | None = getattr(data, "order", None)
+        self._orders: dict[int, Order] = {}
+        self._data, self._epoch = data, -1
 
     def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
         """Return the samples at positions `start` to before `end` of an epoch's order."""
         spec = self._spec
+        if epoch != self._epoch:
+            check_length(self._data, spec.n_samples)
+            self._epoch = epoch
         if self._order_of is None:
             return samples_between(
                 start, end, n_samples=spec.n_samples, seed=spec.seed, epoch=epoch, shuffle=spec.shuffle
             )
         if epoch not in self._orders:
-            order = np.asarray(self._order_of(epoch, spec.seed), np.int64)
+            order = self._order_of(epoch, spec.seed)
             if len(order) != spec.n_samples:
                 raise InputError(f"the sampler has {len(order)} samples in epoch {epoch}; expected {spec.n_samples}.")
             self._orders = {**dict(list(self._orders.items())[1 - EPOCHS_KEPT :]), epoch: order}
-        return self._orders[epoch][start:end]
+        return np.asarray(self._orders[epoch][start:end], np.int64)
 
     def of(self, step: int, leaf: int, *, n_shards: int | None = None) -> list[int]:
         """Return the samples of one logical shard of a step."""
@@ -62,6 +73,15 @@ class Samples:
             seed=spec.seed, between=self.between,
         )  # fmt: skip
         return found.tolist()  # type: ignore[no-any-return]
+
+
+def check_length(data: Any, n: int) -> None:
+    """Raise ChangedError unless data has as many samples as when the job was started."""
+    if len(data) != n:
+        raise ChangedError(
+            f"the data had {n} samples when the job was started, and has {len(data)} now: each worker would have its "
+            "own. Expected a dataset of one length; a job for each length continues with state=result.state_dict()."
+        )
 
 
 # --- a DataLoader
@@ -122,15 +142,12 @@ class Loading:
 
         Raise InputError if a DataLoader has what a job cannot keep; the message says what.
         """
-        from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+        from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
+        if isinstance(data, IterableDataset):
+            return cls(StreamData(data, default_collate), default if batch is None else batch, shuffle, loaders)
         if not isinstance(data, DataLoader):
             return cls(data, default if batch is None else batch, shuffle, loaders)
-        if isinstance(data.dataset, IterableDataset):
-            raise InputError(
-                "the DataLoader's dataset is an IterableDataset, which has no sample by number: no worker could load "
-                "its shards alone, or again after a fault; expected a map-style dataset: len(data), and data[i]."
-            )
         if data.batch_size is None or type(data.batch_sampler).__name__ != "BatchSampler":
             raise InputError(
                 "the DataLoader has no batch_size, or a batch_sampler of its own; expected batch_size= and sampler=: "
@@ -138,6 +155,9 @@ class Loading:
             )
         if batch is not None and batch != data.batch_size:
             raise InputError(f"batch is {batch}, the DataLoader's batch_size {data.batch_size}; expected one of them.")
+        if isinstance(data.dataset, IterableDataset):
+            stream = StreamData(data.dataset, data.collate_fn)
+            return cls(stream, data.batch_size, shuffle, max(loaders, data.num_workers))
         sampler: Any = data.sampler
         plain = type(sampler) is SequentialSampler
         random_once = isinstance(sampler, RandomSampler) and not sampler.replacement
@@ -146,6 +166,81 @@ class Loading:
             LoaderData(data.dataset, data.collate_fn, None if usual else sampler), data.batch_size,
             shuffle and not plain, max(loaders, data.num_workers),
         )  # fmt: skip
+
+
+@dataclass
+class StreamData:
+    """The samples of an IterableDataset, by their place in it; after the last one comes its first one again.
+
+    Each process reads the stream from its beginning and drops the samples of others. All of them see the same stream:
+    its random numbers depend on the job's seed and the pass alone, and it is never told that it has several readers.
+    """
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    """`dataset` and `collate`: as a DataLoader has them."""
+    _coming: Iterator[Any] | None = None
+    _next: int = 0
+    _pass: int = 0
+    _seed: int = 0
+    _states: Any = None
+
+    def __len__(self) -> int:
+        try:
+            return len(self.dataset)
+        except TypeError:
+            return ENDLESS
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "collate": self.collate}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def order(self, epoch: int, seed: int) -> range:
+        """Return the places of an epoch in the stream of all epochs."""
+        self._seed = seed
+        return range(epoch * len(self), (epoch + 1) * len(self))
+
+    def fetch(self, indices: Sequence[int]) -> Any:
+        """Return a batch."""
+        from torch.utils.data._utils import worker
+
+        outside, told, worker._worker_info = random_states(), worker._worker_info, None
+        try:
+            if self._coming is None or indices[0] < self._next:
+                self._next = 0
+                self._begin(0)
+            else:
+                set_states(self._states)
+            rows = [self._at(place) for place in indices]
+            self._states = random_states()
+        finally:
+            worker._worker_info = told
+            set_states(outside)
+        return self.collate(rows)
+
+    def _begin(self, number: int) -> None:
+        """Begin a pass over the stream."""
+        seed_all(int(np.random.SeedSequence((self._seed, number)).generate_state(1)[0]))
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(number)
+        self._pass, self._coming = number, iter(self.dataset)
+
+    def _at(self, place: int) -> Any:
+        is_new = False
+        while True:
+            try:
+                sample = next(self._coming)  # type: ignore[arg-type]
+            except StopIteration:
+                if is_new:
+                    raise InputError("the IterableDataset has no sample; expected at least one.") from None
+                is_new = True
+                self._begin(self._pass + 1)
+                continue
+            is_new, self._next = False, self._next + 1
+            if self._next > place:
+                return sample
 
 
 # --- loading beside computing
@@ -277,3 +372,23 @@ def set_states(states: tuple[Any, Any, Any] | None) -> None:
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         random.setstate(states[2])
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random generators: of torch (on all devices), numpy and Python."""
+    import torch
+
+    if has_accelerator():
+        torch.manual_seed(seed)
+    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
+        torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
+    random.seed(seed)
+
+
+@cache
+def has_accelerator() -> bool:
+    """Return whether this machine has a device whose random numbers torch would seed, too."""
+    import torch
+
+    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()

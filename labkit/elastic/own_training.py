@@ -92,6 +92,13 @@ class OwnTraining:
         samples = Loading.of(self.data, batch=None, shuffle=True, loaders=0, default=1).data
         Program(self.model, samples, self.loss).check()
 
+    def check_unvalidated(self, name: str, *, instead: str) -> None:
+        """Raise InputError if a file defines samples to validate with, where a job has cores for its members alone."""
+        if self.validation_data is not None:
+            raise InputError(
+                f"{name} defines validation_data, which would need cores beside those of the job; {instead}."
+            )
+
     def save(self, folder: Path) -> None:
         """Pickle it into a folder, whole: optimizers keep their parameters; a script is sent as its text."""
         from labkit.elastic.protocol.program import MappedPickler

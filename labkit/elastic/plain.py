@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from labkit.core.errors import InputError
-from labkit.elastic.loading import Loading, Samples
+from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
 from labkit.elastic.server.optimizers import OwnUpdate, optimizer
-from labkit.elastic.worker.forward import LossParts, cast, checked, clock_of, parted, seed_all
+from labkit.elastic.worker.forward import LossParts, cast, checked, clock_of, parted
 
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it, as in `labkit.elastic.start`."""
@@ -70,9 +70,9 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
             weight = 1.0 if parts.weight is None else parts.weight
             rows.append([float(parts.loss.detach()), weight, *map(_dense, params)])
             buffers.end(leaf)
-        total, weight, *gradients = (in_pairs(list(column)) for column in zip(*rows, strict=True))
+        total, weight, *gradients = (in_pairs(_parts(column)) for column in zip(*rows, strict=True))
         for p, gradient in zip(params, gradients, strict=True):
-            p.grad = gradient.mul_(1 / weight if weight else 0.0)
+            p.grad = None if gradient is None else gradient.mul_(1 / weight if weight else 0.0)
         buffers.step()
         if options.get("clip_value"):
             torch.nn.utils.clip_grad_value_(params, options["clip_value"])
@@ -181,12 +181,15 @@ class _Buffers:
         self.begin(0)
 
 
-def _dense(p: Any) -> Any:
-    """Return the gradient of a parameter, zeros where it has none."""
-    import torch
+def _parts(column: Sequence[Any]) -> list[Any]:
+    """Return a gradient of each micro-batch, without those that have none; of none at all, None."""
+    return [part for part in column if part is not None] or [None]
 
+
+def _dense(p: Any) -> Any:
+    """Return the gradient of a parameter; None where it has none."""
     if p.grad is None:
-        return torch.zeros_like(p)
+        return None
     return p.grad.to_dense() if p.grad.is_sparse else p.grad.clone()
 
 

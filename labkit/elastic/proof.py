@@ -7,7 +7,6 @@ and whatever it does to them is gone with it. If it crashes or hangs, nothing is
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import os
@@ -16,8 +15,10 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,21 +27,13 @@ from numpy.typing import NDArray
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
-from labkit.elastic.loading import Samples
+from labkit.elastic.errors import ChangedError
+from labkit.elastic.loading import Samples, check_length, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
-from labkit.elastic.protocol.program import FLOAT32, Program
-from labkit.elastic.worker.forward import (
-    ChangedError,
-    ForwardGuard,
-    LossParts,
-    SampleLoss,
-    cast,
-    checked,
-    clock_of,
-    parted,
-    seed_all,
-)
+from labkit.elastic.protocol.program import BF16, FLOAT32, Program
+from labkit.elastic.server.optimizers import TORCH
+from labkit.elastic.worker.forward import ForwardGuard, LossParts, SampleLoss, cast, checked, clock_of, parted
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Spec
@@ -49,7 +42,7 @@ REFUSE, TELL, OFF = "refuse", "tell", "off"
 """What `start(proof=...)` does about a difference; off: it does not look."""
 MOST_S: Final = 60.0
 """Longest time for a proof, in seconds."""
-TOLERANCES: Final = {FLOAT32: 1e-3, "bf16": 5e-2}
+TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
@@ -90,16 +83,6 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
     return f"differs: {report.fault}" if report.fault else report.summary
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """Samples of which each batch is the same."""
-
-    batch: Any
-
-    def fetch(self, _: Any) -> Any:
-        return self.batch
-
-
 class _Checks:
     """The checks of one program, in the process that may be spoilt.
 
@@ -109,7 +92,7 @@ class _Checks:
     def __init__(self, program: Program | None, pickled: Path, spec: Spec) -> None:
         self._spec, self._given, self._pickled = spec, program, pickled
         self._n_shards = spec.n_shards if spec.sync else 1
-        self._noisy = self._batch_norms = False
+        self._noisy = self._batch_norms = self._halves = False
         self._untouched: list[str] = []
         self._changing: list[str] = []
         self._order: Samples | None = None
@@ -131,18 +114,29 @@ class _Checks:
             module.training = training
         fault = fault or self._forward_pass(own)
         own.model.eval()
-        fault = fault or (self._sharding(own) if self._n_shards > 1 else "")
+        fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
+            self._about_buffers(own),
             self._about_untouched(),
             self._about_changing(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
 
+    def _about_buffers(self, program: Program) -> str:
+        """Return what differs from one process for buffers that forward changes; BatchNorm has a line of its own."""
+        modules = dict(program.model.named_modules())
+        moving = sorted(self._spec.moving - set(self._spec.per_shard))
+        names = [name for name in moving if "BatchNorm" not in type(modules[name.rpartition(".")[0]]).__name__]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        if not names or self._n_shards == 1:
+            return ""
+        return f"buffers that the forward pass changes are averaged over shards: {', '.join(names[:MOST_NAMED])}{more}"
+
     def _about_untouched(self) -> str:
-        """Return what differs from torch for parameters without a gradient; of several optimizers it is intended."""
-        if not self._untouched or len(tuple(self._spec.options.get("kinds", ()))) > 1:  # type: ignore[arg-type]
+        """Return what differs from torch for parameters without a gradient, which an optimizer of torch skips."""
+        if not self._untouched or self._spec.optimizer == TORCH:
             return ""
         more = f" and {len(self._untouched) - 1} more" if len(self._untouched) > 1 else ""
         return (
@@ -151,12 +145,8 @@ class _Checks:
 
     def _about_changing(self) -> str:
         """Return what differs from one process for attributes that the forward pass changes, such as counters."""
-        names = ", ".join(self._changing[:MOST_NAMED])
-        return (
-            f"{names} changes in the forward pass, and is of its own in each worker: step= says the step"
-            if names
-            else ""
-        )
+        names = self._named_changes()
+        return f"{names} changes in the forward pass, and is of its own in each worker" if names else ""
 
     def _about_shards(self, program: Program) -> str:
         if self._n_shards == 1:
@@ -170,18 +160,35 @@ class _Checks:
         return f"{finding}{alone if self._batch_norms else ''}"
 
     def _forward_pass(self, program: Program) -> str:
-        """Return the change that a forward pass in training mode makes to the model; "" for none."""
+        """Return what a forward pass in training mode changes for the passes after it; "" for nothing.
+
+        A shard is computed, then another one, then the first one again, with the same buffers and random numbers.
+        """
         program.train()
         loss = SampleLoss(
             program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
         )
-        before = _numbers(program.model)
-        try:
-            loss(self._samples(0), (0, 0))
-        except ChangedError as error:
-            return str(error)
-        self._changing = [name for name, value in _numbers(program.model).items() if before.get(name, value) != value]
-        return ""
+        other = (0, 1) if self._n_shards > 1 else (1, 0)
+        before, buffers, rows = _attributes(program), {name: b.clone() for name, b in program.model.named_buffers()}, []
+        for place in ((0, 0), other, (0, 0)):
+            samples = self._samples(place[1], step=place[0])
+            _set_buffers(program.model, buffers)
+            rows.append(_backward(program, partial(loss, samples, place)))
+        self._changing = [name for name, value in _attributes(program).items() if before.get(name, value) != value]
+        check_length(program.data, self._spec.n_samples)
+        _check_aliases(program.model)
+        if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
+            return ""
+        what = self._named_changes() or "the program"
+        return (
+            f"the same samples have another gradient the second time (loss {float(rows[0][0]):.6g}, then "
+            f"{float(rows[2][0]):.6g}), with the same buffers and random numbers: what {what} counts or draws, or "
+            "reads from the clock, would be of its own in each worker. Expected generators of torch, numpy and "
+            "Python, whose seeds are set for each shard; a buffer of the model; or loss(model, batch, step)."
+        )
+
+    def _named_changes(self) -> str:
+        return ", ".join(self._changing[:MOST_NAMED])
 
     # --- pickling
 
@@ -197,6 +204,27 @@ class _Checks:
                 )
         return ""
 
+    # --- the order of samples
+
+    def _order_differs(self, program: Program) -> str:
+        """Return how the order of an epoch depends on the model, or on what was asked before; "" if it does not.
+
+        The model is spoilt.
+        """
+        import torch
+
+        orders = []
+        for _ in range(2 if hasattr(program.data, "order") else 0):
+            orders.append(program.data.order(1, self._spec.seed))
+            for _, p in trained(program.model):
+                torch.nn.init.normal_(p)
+        if not orders or isinstance(orders[0], range) or np.array_equal(*orders):
+            return ""
+        return (
+            "the sampler has another order of an epoch when it is asked again, or when the model has changed: a worker "
+            "that comes later would have that one. Expected an order that depends on seed and set_epoch alone."
+        )
+
     # --- sharding
 
     def _sharding(self, program: Program) -> str:
@@ -205,24 +233,8 @@ class _Checks:
         Losses of the whole batch are compared, which a forward pass gives, and gradients of two shards; if one of the
         two differs, gradients of all shards show by how much.
         """
-        tolerance = TOLERANCES[self._spec.precision]
-        if self._differs(program, 2, tolerance) or self._losses_differ(program, tolerance):
-            return self._outcome(program)
-        if self._noisy and not self._repeats(program):
-            return (
-                "the same samples have another loss the second time, with the same random numbers: what it counts, or "
-                "reads from the clock, would be of its own in each worker. loss(model, batch, step) has the step."
-            )
-        return ""
-
-    def _repeats(self, program: Program) -> bool:
-        """Return whether a loss is a function of model, samples and random numbers."""
-        batch = program.batch(self._samples(0))
-        losses = []
-        for _ in range(2):
-            fixed = replace(program, data=_Fixed(copy.deepcopy(batch)))
-            losses.append(float(self._loss(fixed, [], 0).loss.detach()))
-        return losses[0] == losses[1]
+        apart = self._differs(program, 2) or self._losses_differ(program)
+        return self._outcome(program) if apart else ""
 
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
         """Return the gradients of the first n shards combined as servers do, and that of their union."""
@@ -235,15 +247,15 @@ class _Checks:
         union, weight = self._whole(program, self._samples(*range(n)), place)
         return union / divisor([weight])
 
-    def _differs(self, program: Program, n: int, tolerance: float) -> bool:
+    def _differs(self, program: Program, n: int) -> bool:
         shards, union = self._combined(program, n)
         scale = max(float(np.linalg.norm(each)) for each in (shards, union))
         return self._is_apart(
-            float(np.linalg.norm(shards - union)), scale, tolerance,
+            float(np.linalg.norm(shards - union)), scale,
             lambda: float(np.linalg.norm(self._of_union(program, n, self._n_shards) - union)),
         )  # fmt: skip
 
-    def _losses_differ(self, program: Program, tolerance: float) -> bool:
+    def _losses_differ(self, program: Program) -> bool:
         n = self._n_shards
         rows = [self._loss(program, self._samples(leaf), leaf) for leaf in range(n)]
         values = [float(row.loss.detach()) for row in rows]
@@ -255,12 +267,13 @@ class _Checks:
             return float(whole.loss.detach()) / divisor([whole.weight])
 
         union, scale = mean(0), max(map(abs, values)) * n / total
-        return self._is_apart(abs(sum(values) / total - union), scale, tolerance, lambda: abs(mean(n) - union))
+        return self._is_apart(abs(sum(values) / total - union), scale, lambda: abs(mean(n) - union))
 
-    def _is_apart(self, difference: float, scale: float, tolerance: float, noise: Callable[[], float]) -> bool:
+    def _is_apart(self, difference: float, scale: float, noise: Callable[[], float]) -> bool:
         """Return whether a difference is larger than rounding, and what other random numbers would make, explain."""
         if not math.isfinite(difference):
             raise NotFiniteError("a loss or a gradient is not finite")
+        tolerance = TOLERANCES[BF16 if self._halves else self._spec.precision]
         if difference <= tolerance * scale:
             return False
         self._noisy = difference <= tolerance * scale + NOISE * noise()
@@ -283,43 +296,148 @@ class _Checks:
 
     # --- gradients
 
-    def _samples(self, *leaves: int) -> list[int]:
+    def _samples(self, *leaves: int, step: int = 0) -> list[int]:
         if self._order is None:
             self._order = Samples(self._own.data, self._spec)
-        return [i for leaf in leaves for i in self._order.of(0, leaf, n_shards=self._n_shards)]
+        return [i for leaf in leaves for i in self._order.of(step, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision), same_rows():
+        with cast("cpu", self._spec.precision), same_rows() as rows, _without_scaler():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
+        self._halves |= rows.has_halves
         return parts._replace(loss=checked(parts.loss))
 
     def _gradients(self, program: Program, samples: Sequence[int], place: int) -> tuple[list[Any], float | None]:
-        import torch
+        weights: list[float | None] = []
 
-        named = trained(program.model)
-        for _, p in named:
-            p.grad = None
-        parts = self._loss(program, samples, place)
-        parts.loss.backward()
-        self._untouched = [name for name, p in named if p.grad is None]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
-        return [grad.numpy() for grad in grads], parts.weight
+        def loss() -> Any:
+            parts = self._loss(program, samples, place)
+            weights.append(parts.weight)
+            return parts.loss
+
+        _, *gradients = _backward(program, loss)
+        self._untouched = [name for name, p in trained(program.model) if p.grad is None]
+        return gradients, weights[0]
 
     def _whole(self, program: Program, samples: Sequence[int], place: int) -> tuple[Gradient, float | None]:
         rows, weight = self._gradients(program, samples, place)
         return np.concatenate([row.ravel() for row in rows]).astype(np.float64), weight
 
 
-def _numbers(model: Any) -> dict[str, float]:
-    """Return the attributes of modules that are plain numbers, by name."""
+def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
+    """Return a loss and the gradient of each parameter, zeros where there is none.
+
+    Raise ChangedError if the loss has made gradients itself, which workers would drop.
+    """
+    import torch
+
+    named = trained(program.model)
+    for _, p in named:
+        p.grad = None
+    value = loss()
+    for name, p in named:
+        if p.grad is not None:
+            raise ChangedError(
+                f"'{name}' has a gradient before the loss is returned: the loss calls backward() itself, and workers "
+                "would drop that gradient. Return the sum of all losses."
+            )
+    value.backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
+    return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
+
+
+def _check_aliases(model: Any) -> None:
+    """Raise ChangedError where a tensor that is no parameter lies in the memory of one after a forward pass."""
+    import torch
+
+    def memory(tensor: Any) -> int:
+        return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else 0
+
+    owners = {memory(p): name for name, p in model.named_parameters() if memory(p)}
+    for name, module in model.named_modules():
+        for key, value in {**vars(module), **module._buffers}.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and not isinstance(value, torch.nn.Parameter)
+                and memory(value) in owners
+            ):
+                raise ChangedError(
+                    f"{key} of {name or 'the model'} is a tensor in the memory of parameter '{owners[memory(value)]}': "
+                    "workers would have a copy that stays as it is. Take the parameter itself in forward."
+                )
+
+
+@contextlib.contextmanager
+def _without_scaler() -> Iterator[None]:
+    """Let a gradient scaler that is in use raise ChangedError: nobody would divide by its factor."""
+    from torch.amp import GradScaler
+
+    scale = GradScaler.scale
+
+    def refuse(scaler: Any, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise ChangedError(
+                "the loss is multiplied by a GradScaler, and no server divides by its factor; expected the loss, "
+                "and bf16, which needs no scaler."
+            )
+        return outputs
+
+    GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
+
+
+def _set_buffers(model: Any, kept: Mapping[str, Any]) -> None:
+    """Set the buffers that have their shape still."""
+    import torch
+
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in kept and buffer.shape == kept[name].shape and not buffer.requires_grad:
+                buffer.copy_(kept[name])
+
+
+def _attributes(program: Program) -> dict[str, Any]:
+    """Return numbers, tensors' numbers and lengths that modules, loss and data have as attributes, by name."""
+    holders = {name: vars(module) for name, module in program.model.named_modules()}
+    holders |= {"loss": _variables(program.loss), "data": getattr(program.data, "__dict__", {})}
+    holders["data"] = {**holders["data"], **getattr(holders["data"].get("dataset"), "__dict__", {})}
     return {
-        f"{name}.{key}" if name else key: value
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if isinstance(value, int | float) and key != "training" and value == value
+        f"{holder}.{key}" if holder else key: state
+        for holder, values in holders.items()
+        for key, value in values.items()
+        if key != "training" and not key.startswith("__") and (state := _state(value)) is not None
     }
+
+
+def _variables(function: Any) -> dict[str, Any]:
+    """Return the attributes of an object, or the variables of others that a function reads."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return getattr(function, "__dict__", {})
+    known = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    with contextlib.suppress(ValueError):  # a cell that is empty yet
+        known |= dict(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+    return known
+
+
+def _state(value: Any) -> Any:
+    """Return what shows whether a number, a tensor, a collection or a generator has changed; None: anything else."""
+    import torch
+
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return None if isinstance(value, torch.nn.Parameter) else repr(value)
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return len(value) if isinstance(value, list | dict | set | deque) else None
 
 
 def divisor(weights: Sequence[float | None]) -> float:
@@ -345,9 +463,11 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
 
     class SameRows(TorchFunctionMode):
         n = 0
+        has_halves = False  # whether numbers of two bytes were seen
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             drawn = function(*args, **(kwargs or {}))
+            self.has_halves |= getattr(drawn, "dtype", None) in (torch.bfloat16, torch.float16)
             own = (kwargs or {}).get("generator") is not None  # of the program: it draws the same again
             if own or function not in drawing or not drawn.ndim or not drawn.is_floating_point():
                 return drawn
@@ -462,6 +582,8 @@ def _be_copy(work: Callable[[], Proof], writer: int) -> None:
 def _caught(work: Callable[[], Proof]) -> Proof:
     try:
         return work()
+    except ChangedError as error:
+        return Proof("", str(error))
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Proof(f"nothing was proved: the program raised {why}")

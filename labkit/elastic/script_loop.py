@@ -147,7 +147,10 @@ class ScriptLoop:
 
     def _of_epochs(self, epochs: Any) -> int:
         batch = self.options.get("batch") or getattr(self.data, "batch_size", None) or BATCH
-        n = len(getattr(self.data, "sampler", self.data))
+        try:
+            n = len(getattr(self.data, "sampler", self.data))
+        except TypeError:
+            raise InputError(f"epochs is {epochs}, of a stream whose length is not known; expected steps=.") from None
         return max(1, whole("epochs", epochs, least=1) * n // int(batch))
 
     def __enter__(self) -> ScriptLoop:
@@ -435,7 +438,7 @@ class Script:
         return LoopLoss(self if self.beside else self._with_modules(), found, turns)
 
     def _run(self, turns: Turns, starting: bool) -> None:
-        from labkit.elastic.worker.forward import seed_all
+        from labkit.elastic.loading import seed_all
 
         _THREAD.turns, _THREAD.starting = turns, starting
         turns.module = module = ModuleType("__main__")
@@ -519,14 +522,14 @@ def _load(model: Any, state: Mapping[str, Any], script: Script) -> None:
 
 def _fingerprint(program: Program) -> str:
     """Return a digest of the number of samples, and of the first one, the last, and one in between."""
-    from labkit.elastic.loading import random_states, set_states
-    from labkit.elastic.worker.forward import seed_all
+    from labkit.elastic.loading import StreamData, random_states, seed_all, set_states
 
     n, states = len(program.data), random_states()
     seed_all(0)
     digest = hashlib.sha256(f"{n}".encode())
     try:
-        for index in dict.fromkeys((0, n // 2, n - 1)) if n else ():
+        looked_at = (0,) if isinstance(program.data, StreamData) else (0, n // 2, n - 1)
+        for index in dict.fromkeys(looked_at) if n else ():
             _digest(program.batch([index]), digest)
     except Exception as error:
         raise InputError(f"the samples of the loop cannot be fetched: {type(error).__name__}: {error}.") from error

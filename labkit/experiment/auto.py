@@ -109,11 +109,7 @@ def program_of(
     if isinstance(model, str | Path):
         path = Path(model)
         own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
-        if own.validation_data is not None:
-            raise InputError(
-                f"{path} defines validation_data, which would need cores that the job shares out; leave it out, or "
-                "--auto."
-            )
+        own.check_unvalidated(str(path), instead="leave it out, or --auto")
         pickle_by_value(path.absolute().parent)
         training = _with_options(training, own, where=path)
     else:

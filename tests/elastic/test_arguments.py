@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic import start
+from labkit.elastic.loading import seed_all
 from labkit.elastic.options import JobOptions, OptimizerOptions, ScriptOptions
 from labkit.elastic.server.optimizers import OPTIMIZERS
-from labkit.elastic.worker.forward import checked, moved, seed_all
+from labkit.elastic.worker.forward import checked, moved
 
 LOCK = threading.Lock()
 X, Y = torch.randn(64, 4), torch.randn(64, 2)
@@ -75,8 +76,7 @@ class Locked(TensorDataset):
         ({"folder": ""}, "folder is ''; expected a path"),
         ({"data": DataLoader(TensorDataset(X, Y), batch_size=8)}, r"batch is 16, the DataLoader's batch_size 8"),
         ({"data": DataLoader(TensorDataset(X, Y), batch_size=None)}, r"the DataLoader has no batch_size"),
-        ({"data": DataLoader(Endless(), batch_size=16)}, "IterableDataset, which has no sample by number"),
-        ({"data": Endless()}, "data is an IterableDataset, which has an order of its own"),
+        ({"data": DataLoader(Endless(), batch_size=16), "sync": False}, "sync=False with an IterableDataset"),
         ({"data": (X, Y)}, r"as_dataset\(data\)"),
         ({"data": 7}, r"data is a int; expected len\(data\)"),
         ({"data": Locked()}, r"data \(a Locked\) cannot be sent to other processes: TypeError: .*lock"),

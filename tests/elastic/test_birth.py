@@ -201,10 +201,12 @@ class Drawn:
         return x + torch.from_numpy(self.noise.normal(size=x.shape).astype(np.float32)), y
 
 
-def test_a_generator_in_the_data_is_not_taken_for_something_that_pickling_loses() -> None:
-    result = train(net(), Drawn(), cross_entropy, **OPTIONS)
+def test_a_generator_in_the_data_is_refused_as_what_each_worker_would_have_of_its_own() -> None:
+    with pytest.raises(InputError, match=r"what data\.noise counts or draws.*generators of torch, numpy and Python"):
+        start(net(), Drawn(), cross_entropy, **OPTIONS)
+    result = train(net(), Drawn(), cross_entropy, **OPTIONS, proof="tell")
     (told,) = (event["what"] for event in result.events if event["event"] == "told")
-    assert told.endswith("the gradient of their batch, as far as its random numbers let one see")
+    assert told.startswith("differs: the same samples have another gradient the second time")
 
 
 # What sharding changes ------------------------------------------------------------------------------------------------

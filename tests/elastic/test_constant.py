@@ -39,6 +39,8 @@ class Average(nn.Module):
                 self.register_buffer("late", x.mean(0))
             elif self.how == "frozen":
                 self.frozen += 1
+            elif self.how == "thaws":
+                self.frozen.requires_grad_()
         return self.linear(x - self.mean + self.embedding(torch.zeros(len(x), dtype=torch.long)))
 
 
@@ -50,6 +52,7 @@ class Average(nn.Module):
         ("a cache", "buffer 'cache'.*call the model once before start"),
         ("another buffer", "buffer 'late'"),
         ("frozen", "frozen parameter 'frozen'"),
+        ("thaws", "parameter 'frozen' is trained from now on"),
         ("max_norm", "parameter 'embedding.weight'.*max_norm"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_file_of_ones_own_is_named_by_its_content_and_trains_as_it_says(mine: 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("def validation_data(): return data()", r"mine\.py defines validation_data, which would need cores"),
+        ("def validation_data(): return data()", r"mine\.py defines validation_data, .* leave it out, or --auto"),
         ("options = {'momentum': 0.9}", r"unknown option of .*mine\.py for --auto 'momentum'"),
     ],
 )

@@ -153,6 +153,15 @@ def test_a_script_that_fails_is_told_with_its_line(own, function, told):
         training_from(f"train.py:{function}", code=Path(own.code), data=Path(own.data), seed=0)
 
 
+def test_samples_to_validate_with_are_refused_not_ignored(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 1)\ndata = validation_data = (torch.ones(8, 2), torch.ones(8, 1))\n"
+        "def loss(m, b): return (m(b[0]) - b[1]).square().mean()\n"
+    )
+    with pytest.raises(InputError, match=r"mine\.py defines validation_data, .* labkit train validates"):
+        training_from("mine.py", code=tmp_path, data=None, seed=0)
+
+
 def test_a_content_travels_once_to_a_host(bed: Inventory, fleet: Fleet, own: OwnScript, tmp_path: Path):
     packed = own.packed(tmp_path)
     below = fleet.run(["/bin/sh", "-c", "echo ~/.labkit"], only=["h1"])["h1"].stdout.strip()

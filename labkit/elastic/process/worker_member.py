@@ -89,6 +89,7 @@ class WorkerMember(MemberProcess):
         self._handler = FromServers(self.worker, ended=self.server_closed, exhausted=self.exhausted)
 
     def _make_worker(self, number: int) -> Worker | AsyncWorker:
+        from labkit.elastic.server.optimizers import TORCH
         from labkit.elastic.transport.shared_arrays import SharedRegions
         from labkit.elastic.worker.asynchronous import AsyncWorker
         from labkit.elastic.worker.shard_gradients import FlatModel
@@ -96,7 +97,10 @@ class WorkerMember(MemberProcess):
 
         spec = self.spec
         lender = SharedRegions() if spec.sync and spec.scheme == Scheme.SHM else None
-        flat = FlatModel(self.program.model, device=self.device, lender=lender, cut=spec.layout)
+        flat = FlatModel(
+            self.program.model, device=self.device, lender=lender, cut=spec.layout,
+            on_untouched=None if spec.optimizer == TORCH else self._tell_untouched,
+        )  # fmt: skip
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in spec.extents], "channel_of": self._channel,
             "report": self.report, "finite": spec.on_nan == STOP, "keep": partial(self.limits.keep, most_s=KEEP_S),
@@ -126,6 +130,14 @@ class WorkerMember(MemberProcess):
         return channel
 
     # --- losses
+
+    def _tell_untouched(self, number: int) -> None:
+        """Print once that a parameter has no gradient, where the update is not one of torch."""
+        print(
+            f"labkit: '{self.spec.params[number][0]}' has no gradient in a shard. If no shard of a step has one, "
+            f"{self.spec.optimizer} takes zeros, where one of torch skips it (optimizer=torch.optim.SGD(...)).",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     def _loss(self, step: int, leaf: int) -> Any:
         """Return the loss of one logical shard; what a model draws depends on seed, step and shard alone."""

@@ -52,6 +52,11 @@ MOST_BLOCKS: Final = 80_000
 BLOCKS, TENSOR = "blocks", "tensor"
 """Initial partition: blocks, even by bytes, or whole parameters in turn."""
 
+UNTOUCHED: Final = -0.0
+"""Each number of the gradient of a parameter that no loss depends on, which an optimizer of torch skips.
+
+A gradient that was added up from 0.0 has no such number, and a sum only has it if all its parts have it."""
+
 LINE: Final = 16
 """Numbers in a cache line: blocks begin at multiples of this."""
 
@@ -287,6 +292,17 @@ def mean_gradient(grad: Any, plus: Any, scale: float) -> Vector:
     gradient: Vector = np.array(grad) if plus is None else np.add(grad, plus)
     gradient *= np.float32(scale)
     return gradient
+
+
+def is_untouched(*gradients: Vector | None) -> bool:
+    """Return whether no part of a parameter's gradient was touched.
+
+    >>> is_untouched(np.float32([-0.0, -0.0]), None), is_untouched(np.float32([-0.0]), np.float32([0.0]))
+    (True, False)
+    """
+    rows = [gradient.view(np.uint32) for gradient in gradients if gradient is not None and len(gradient)]
+    bits = np.uint32(1 << 31)
+    return bool(rows) and all(row[0] == bits for row in rows) and all((row == bits).all() for row in rows)
 
 
 def pack(model: nn.Module, cut: Layout | None = None) -> Vector:

@@ -171,6 +171,14 @@ def _fresh(n_bytes: int) -> Vector:
     return np.empty(n_bytes // 4, np.float32)
 
 
+class BlockVectors(dict[str, Vector]):
+    """The vectors of an optimizer by name, and counts that move with their block."""
+
+    def __init__(self, vectors: Mapping[str, Vector], counts: dict[int, int]) -> None:
+        super().__init__(vectors)
+        self.counts = counts
+
+
 @dataclass(slots=True)
 class Block:
     """One block, with its optimizer state and its gradient sums."""
@@ -189,7 +197,7 @@ class Block:
     weights: dict[Node, float] = field(default_factory=dict)
     """Sums of their weights, where losses are sums with a weight."""
     seen: dict[int, int] = field(default_factory=dict)
-    """Asynchronous training: number of the last update of each worker."""
+    """Asynchronous training: number of the last update of each worker. And how often a parameter was skipped."""
     due: set[int] = field(default_factory=set)
     """Versions of which the controller wants a copy."""
     freed: list[Vector] = field(default_factory=list)
@@ -303,7 +311,8 @@ class Block:
 
     def _update(self, grad: Vector, optimizer: Updates, *, scale: float = 1.0, plus: Vector | None = None) -> None:
         self.version += 1
-        optimizer.apply(self.params, grad, self.state, step=self.version, scale=scale, plus=plus)
+        state = BlockVectors(self.state, self.seen)
+        optimizer.apply(self.params, grad, state, step=self.version, scale=scale, plus=plus)
         self._free_halves(grad, plus)
 
     def _free_halves(self, grad: Vector, plus: Vector | None) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from labkit.core.errors import InputError
-from labkit.elastic.protocol.blocks import Layout, Param, Vector, mean_gradient, trained
+from labkit.elastic.protocol.blocks import Layout, Param, Vector, is_untouched, mean_gradient, trained
 from labkit.elastic.schedules import Schedule, factor_of
 from labkit.elastic.server.optimizers import TorchOptimizer, UpdateError
 
@@ -37,6 +37,8 @@ WHOLE: Final = {
 }
 """Optimizers of torch that servers cannot step, and why."""
 HYPER_KEPT: Final = 8
+SKIPPED: Final = 1 << 40
+"""Added to the first number of a parameter in its block: key of the updates that it has skipped, in `Block.seen`."""
 
 Groups = list[dict[str, Any]]
 """Options of the groups of an optimizer."""
@@ -96,6 +98,8 @@ class Recipe:
         chosen: Any = object.__new__(self.kind)
         chosen.__dict__.update({name: copy.copy(value) for name, value in self.attributes.items()})
         chosen.state = defaultdict(dict)
+        if chosen._optimizer_step_pre_hooks or chosen._optimizer_step_post_hooks:
+            chosen._patch_step_function()  # which `__init__` does: without it no hook is called
         groups = [
             {**given, "params": [params[name] for name in names if name in params]}
             for given, names in zip(options, self.groups, strict=True)
@@ -214,15 +218,17 @@ class BlockUpdates:
         recipe, places = self._recipes[turn]
         if not places:
             return
+        counts: dict[int, int] = getattr(state, "counts", {})
+        places = [place for place in places if not self._skipped(place, grad, plus, counts)]
         gradient = mean_gradient(grad, plus, scale)
         params = {
             p.name: _parameter(p, param[first : first + p.n], gradient[first : first + p.n]) for p, first in places
         }
         chosen = recipe.over(params, self._rates.at(step)[turn])
         parts = {p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places}
-        if done := (step - 1) // len(self._recipes):
-            for name, p in params.items():
-                chosen.state[p] = recipe.remembered(name, parts[name], done)
+        for p, first in places:
+            if done := (step - 1) // len(self._recipes) - counts.get(SKIPPED + first, 0):
+                chosen.state[params[p.name]] = recipe.remembered(p.name, parts[p.name], done)
         try:
             chosen.step()
             for name, p in params.items():
@@ -230,6 +236,16 @@ class BlockUpdates:
                     kept.write(chosen.state[p][key], parts[name][key])
         except Exception as error:
             raise UpdateError(f"update number {step} raised {type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def _skipped(place: tuple[Param, int], grad: Any, plus: Any, counts: dict[int, int]) -> bool:
+        """Return whether a parameter has no gradient; count the update that it then lacks, as torch does."""
+        p, first = place
+        part = slice(first, first + p.n)
+        if not is_untouched(grad[part], None if plus is None else plus[part]):
+            return False
+        counts[SKIPPED + first] = counts.get(SKIPPED + first, 0) + 1
+        return True
 
 
 def _own(value: Any) -> Any:
@@ -447,7 +463,8 @@ def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputError(
             "scheduler is a ReduceLROnPlateau, which needs a validation loss between two updates: servers would have "
-            "to wait for it. Expected a schedule of the step; Validation(patience=...) ends a job that gets no better."
+            "to wait for it. Expected a schedule of the step; or a job for each epoch, in one folder=, and "
+            "scheduler.step(loss) between them."
         )
     if not isinstance(scheduler, LRScheduler) or getattr(scheduler, "optimizer", None) is not optimizer:
         raise InputError(f"scheduler is a {type(scheduler).__name__}; expected one of torch, of the job's optimizer.")

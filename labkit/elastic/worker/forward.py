@@ -6,16 +6,13 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import random  # noqa: TID251 - users' data may draw from it
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from labkit.core.errors import InputError
-from labkit.elastic.loading import set_states
+from labkit.elastic.errors import ChangedError
+from labkit.elastic.loading import seed_all, set_states
 from labkit.elastic.protocol.program import FLOAT32
 
 if TYPE_CHECKING:
@@ -23,10 +20,6 @@ if TYPE_CHECKING:
 
     from labkit.elastic.loading import Loader
     from labkit.elastic.protocol.program import Program
-
-
-class ChangedError(InputError):
-    """The forward pass has changed a buffer or a parameter, which would then differ between workers."""
 
 
 @dataclass(slots=True)
@@ -73,6 +66,7 @@ class ForwardGuard:
         ]  # fmt: skip
         self._params = list(model.named_parameters())
         self._versions = [p._version for _, p in self._params]
+        self._trained = [p.requires_grad for _, p in self._params]
 
     def changed(self) -> list[str]:
         """Return the names of buffers that have other numbers, in the same shape, since the last look."""
@@ -95,12 +89,24 @@ class ForwardGuard:
             if p._version != version:
                 what = "parameter" if p.requires_grad else "frozen parameter"
                 raise _refusal(f"{what} '{name}'", "nn.Embedding without max_norm, no writing to parameters in forward")
+        if self._trained != [p.requires_grad for _, p in self._params]:
+            raise self._about_frozen()
         for kept in self._buffers:
             if kept.changed():
                 raise _refusal(f"buffer '{kept.name}'", _REMEDY)
         for module, n in self._modules:
             if len(module._buffers) != n:
                 raise _refusal(f"buffer '{self._new(module)}'", _REMEDY)
+
+    def _about_frozen(self) -> ChangedError:
+        name, p = next(
+            named for named, was in zip(self._params, self._trained, strict=True) if named[1].requires_grad != was
+        )
+        return ChangedError(
+            f"parameter '{name}' is {'trained' if p.requires_grad else 'frozen'} from now on: servers have those that "
+            "need gradients when the job starts. Expected another rate of its group by the scheduler; "
+            "or a loss that does not depend on it; or a second job with state=result.state_dict()."
+        )
 
     def _new(self, module: nn.Module) -> str:
         known = {kept.key for kept in self._buffers if kept.module is module}
@@ -259,26 +265,6 @@ def _number(name: str, value: Any) -> float:
             f"a tensor of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
         )
         raise InputError(f"metric '{name}' is {described}; expected one number, the mean over the batch.") from None
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global random generators: of torch (on all devices), numpy and Python."""
-    import torch
-
-    if has_accelerator():
-        torch.manual_seed(seed)
-    else:  # `torch.manual_seed` would format three stacks, and keep each seed for a GPU that is never there
-        torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002, TID251 - users' data may draw from it
-    random.seed(seed)
-
-
-@cache
-def has_accelerator() -> bool:
-    """Return whether this machine has a device whose random numbers torch would seed, too."""
-    import torch
-
-    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
 
 
 def moved(batch: Any, device: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
-from labkit.elastic.protocol.blocks import MovingBuffers, Vector
+from labkit.elastic.protocol.blocks import UNTOUCHED, MovingBuffers, Vector
 from labkit.elastic.protocol.messages import reports
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.transport.shared_arrays import SharedRegions
@@ -152,11 +152,14 @@ class FlatModel:
         Shared memory for gradients, so that servers on this host read them in place.
     cut : Layout, optional
         Names the buffers that follow the parameters in the flat vectors; None: there are none.
+    on_untouched : callable, optional
+        Takes the number of a parameter without a gradient, once.
     """
 
     def __init__(
-        self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None
-    ) -> None:
+        self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None,
+        on_untouched: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         import torch
 
         self._torch, self.model, self.device = torch, model.to(device), device
@@ -164,7 +167,7 @@ class FlatModel:
         self._n_trained = sum(p.numel() for p in self._params)
         self._buffers = MovingBuffers(model, cut) if cut is not None and cut.n_buffers else None
         self.n = self._n_trained if cut is None else cut.n
-        self._used = self._leaf = 0
+        self._used, self._leaf, self._on_untouched = 0, 0, on_untouched
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
         self.lender = lender
         self._made: list[Vector] = []
@@ -187,6 +190,10 @@ class FlatModel:
         starts = accumulate((p.numel() for p in self._params), initial=0)
         return [flat[i : i + p.numel()].view(p.shape) for i, p in zip(starts, self._params, strict=False)]
 
+    def _cut_alone(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the views of a vector, each with a count of writes of its own."""
+        return [view.data for view in self._cut(flat)]
+
     def use(self, version: int) -> None:
         """Make the model compute with the parameters of a version."""
         self._used = version % 2
@@ -202,13 +209,24 @@ class FlatModel:
             self._buffers.load(self._torch.from_numpy(self.versions[self._used]), leaf)
 
     def gradient(self, loss_of: torch.Tensor, into: Vector) -> None:
-        """Write the gradient of a loss into a vector, (n,) float32, and the buffers as they are now behind it."""
+        """Write the gradient of a loss into a vector, (n,) float32, and the buffers as they are now behind it.
+
+        A parameter without a gradient has `UNTOUCHED` numbers. Torch counts writes to a tensor, which shows them.
+        """
         torch = self._torch
         there = torch.from_numpy(into) if self._grads_there is None else self._grads_there
         there.zero_()
-        for p, view in zip(self._params, self._grads.get(id(into)) or self._cut(there), strict=True):
+        views = self._grads.get(id(into)) or self._cut_alone(there)
+        before = [view._version for view in views]
+        for p, view in zip(self._params, views, strict=True):
             p.grad = view
         loss_of.backward()  # type: ignore[no-untyped-call]
+        untouched = [number for number, view in enumerate(views) if view._version == before[number]]
+        for number in untouched:
+            views[number].fill_(UNTOUCHED)
+        if untouched and self._on_untouched is not None:
+            self._on_untouched(untouched[0])
+            self._on_untouched = None
         if self._grads_there is not None:
             torch.from_numpy(into)[: self._n_trained].copy_(self._grads_there)
         if self._buffers is not None:
@@ -224,7 +242,7 @@ class FlatModel:
             self._spare.append(self._fresh())
             self._made.append(self._spare[-1])
             there = self._torch.from_numpy(self._spare[-1]) if self._grads_there is None else self._grads_there
-            self._grads[id(self._spare[-1])] = self._cut(there)
+            self._grads[id(self._spare[-1])] = self._cut_alone(there)
         return self._spare.pop()
 
     def _fresh(self) -> Vector:

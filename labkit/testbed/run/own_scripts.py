@@ -244,6 +244,7 @@ def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> O
         raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
     loops = not function and has_loop(path)
     training = read_training(path, seed=seed) if loops else _called(path, function or FUNCTION, data, seed)
+    training.check_unvalidated(file, instead="leave it out here: labkit train validates")
     pickle_by_value(code)
     training.check()
     return training
