@@ -34,7 +34,7 @@ from labkit.experiment.classic.room import empty_room
 from labkit.kernels import inner, kernel
 from labkit.placers.kernels import MANY_KINDS
 from labkit.placers.rules import shares_of
-from labkit.schedulers.rule import Rule, rule_of
+from labkit.schedulers.rule import Rule, may_move, rule_of
 from labkit.simulator import Simulator
 
 MOST_KINDS: Final = MANY_KINDS
@@ -65,15 +65,17 @@ class Stretches:
 
     def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
+        self._moves = rule.preempts and may_move(session.backend.cluster, rule.moves)
         n_jobs, (n_sets, n_groups) = len(trace.kind), trace.hosts.shape
-        self._space = empty_room(n_groups, len(trace.budget), n_sets, session.ledger.book.n_devices)
+        n_parts, n_resources = trace.budget.shape
+        self._space = empty_room(n_groups, n_resources, n_sets, session.ledger.book.n_devices)
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
-        n_resources, most = len(trace.budget), _most_tasks(trace, session)
+        most = _most_tasks(trace, session)
         ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
-        self._order = empty_order(ordered, at_once, n_resources)
+        self._order = empty_order(ordered, at_once, n_parts, n_resources)
         self._work = _work(
-            n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources, n_devices=session.ledger.book.n_devices
-        )
+            n_jobs, n_tasks=most + 2 * n_groups, shape=trace.budget.shape, n_devices=session.ledger.book.n_devices
+        )  # fmt: skip
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
@@ -87,8 +89,10 @@ class Stretches:
         overheads = backend.plain_overheads()
         if trace is None or overheads is None or session.ledger.some_at_home or not session.ledger.up.all():
             return None
-        if trace.part.any() and (rule.preempts or getattr(scheduler, "over_partitions", False)):
-            return None
+        if len(trace.budget) > 1:
+            named = session.ledger.book.n_devices > 0 and rule.preempts and not may_move(backend.cluster, rule.moves)
+            if named or getattr(scheduler, "over_partitions", False):
+                return None
         return cls(session, rule, trace, overheads)
 
     def go(self, until_s: float) -> bool:
@@ -107,8 +111,8 @@ class Stretches:
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
             truth, mind, self._trace, self._space, self._queue, self._order, self._work, rule.key, rule.threshold_gpu_s,
-            rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
-            self._out,
+            rule.preempts, rule.backfill, self._moves, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS,
+            active, self._out,
         )  # fmt: skip
         backend.has_moved(now_s)
         n_decisions = int(numbers[N_DECISIONS])
@@ -147,6 +151,8 @@ def _trace(session: SteppedRun) -> Trace | None:
     book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
+    everywhere = (np.ones(cluster.n_groups, np.bool_),)
+    parts = np.array(hosting.parts if hosting is not None and len(hosting.parts) > 1 else everywhere)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -161,9 +167,9 @@ def _trace(session: SteppedRun) -> Trace | None:
         tries=tries,
         shares=_shares(cluster, book.capacity, hosts, tries, worker, n_workers, lies),
         splits=np.isin(lies, (SPLIT, PREFER)),
-        part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
-        groups=np.ones((1, cluster.n_groups), np.bool_) if hosting is None else np.array(hosting.parts),
-        budget=cluster.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
+        part=hosting.part_of(row[first]) if hosting is not None else np.zeros(len(first), np.int32),
+        groups=parts,
+        budget=np.array([cluster.capacity[part].sum(axis=0) for part in parts]),
         whole=_whole(worker) and _whole(cluster.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
@@ -227,11 +233,11 @@ def _most_tasks(trace: Trace, session: SteppedRun) -> int:
     return int(min(offered.sum() + len(offered), MOST_TASKS))
 
 
-def _work(n_jobs: int, *, n_tasks: int, n_resources: int, n_devices: int) -> Scratch:
-    by_gpu = int(n_devices > 0)
+def _work(n_jobs: int, *, n_tasks: int, shape: tuple[int, int], n_devices: int) -> Scratch:
+    by_gpu, n_resources = int(n_devices > 0), shape[1]
     return Scratch(
         numbers=np.zeros(9, np.int64),
-        asked=np.zeros(n_resources),
+        asked=np.zeros(shape),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
         set_jobs=np.empty(n_jobs, np.int32),
