@@ -441,7 +441,7 @@ class Experiment:
         ran_on = np.where(jobs.measured_on == "", jobs.device_type, jobs.measured_on)
         jobs = jobs.with_columns(
             true_steps=jobs.total_steps, device_type=ran_on, begin_s=np.full(len(jobs), np.nan), nodes=0 * jobs.nodes,
-            after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
+            within=np.full(len(jobs), "", object), after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
         )  # fmt: skip
         return replace(
             self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,

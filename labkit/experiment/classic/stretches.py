@@ -184,7 +184,7 @@ def _of_whole_workers(session: SteppedRun) -> bool:
 def _plain(hosting: HostRules, cluster: Cluster) -> bool:
     """Return whether kernels know the rules about machines."""
     several_groups = cluster.n_groups > cluster.n_machines
-    return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups)
+    return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups) and not hosting.zone.any()
 
 
 def _tries(
