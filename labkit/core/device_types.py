@@ -57,27 +57,26 @@ def names_in(demand: str) -> list[str]:
     return [name.strip() for name in demand.removeprefix(NOT).split(OR)] if demand else []
 
 
-def refuse_misspelt(jobs: Jobs, cluster: Cluster) -> None:
-    """Raise if a demand for a set of device types names one that the cluster lacks, and it is nearly one that it has.
+def refuse_unknown(jobs: Jobs, cluster: Cluster, *, known: Iterable[str] = ()) -> None:
+    """Raise if a demand for a set of device types names one that neither the cluster nor anyone has.
 
-    Raises
-    ------
-    InputError
-        It names the first such job, the type, and those of the cluster; or a name that is empty.
+    Raise InputError, which names the first such job, the type, and those of the cluster; or a name that is empty.
+
+    `known`: types of other clusters; a name that is nearly one of this cluster's is none of them.
     """
     for demand in dict.fromkeys(jobs.device_type.tolist()):
         if OR not in demand and NOT not in demand:
             continue
         for name in names_in(demand):
             near = get_close_matches(name.casefold(), [kind.casefold() for kind in cluster.device_types], 1, cutoff=0.8)
-            if name and (not near or any(same_type(name, kind) for kind in cluster.device_types)):
+            if any(same_type(name, kind) for kind in (*cluster.device_types, *(known if not near else ()))):
                 continue
             said = [kind for kind in cluster.device_types if [kind.casefold()] == near]
             raise InputError(
                 f"job {jobs.id[int(np.flatnonzero(jobs.device_type == demand)[0])]} demands device type '{demand}'; "
                 f"{cluster.name} has no '{name}'. "
                 + (f"Did you mean '{said[0]}'? " if said else "Expected names with | between them: A|B, or !A|B. ")
-                + f"It has {', '.join(cluster.device_types)}."
+                + f"It has {', '.join(cluster.device_types)}; --any-type lets jobs have any."
             )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
-from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt, refuse_on_no_type
+from labkit.core.device_types import may_run_on, of_any_type, refuse_on_no_type, refuse_unknown
 from labkit.core.devices import with_whole_gpus
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
@@ -73,6 +73,7 @@ from labkit.speed.profiled import ProfiledSpeed
 from labkit.speed.recorded import Recorded as RecordedSpeed
 from labkit.topology import presets
 from labkit.topology.links import refuse_unsound_network
+from labkit.workloads.own_speeds import TFLOPS
 
 TROUBLE_STREAM: Final = 4
 """The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""
@@ -199,7 +200,7 @@ class Experiment:
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
-        refuse_misspelt(jobs, cluster)
+        refuse_unknown(jobs, cluster, known=TFLOPS)
         jobs, speed, stretched = asked_speed(
             jobs, cluster, speed=speed, throughputs=asked.throughputs, strict=asked.strict, interference=known,
             sharding=asked.sharding,
