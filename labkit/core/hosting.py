@@ -137,7 +137,7 @@ def _zones(jobs: Jobs, cluster: Cluster, zone: Ints) -> Ints:
             f"job {jobs.id[int(np.argmax(zone == 1))]} is to lie within one rack, and {cluster.name} has none: its "
             "machines hang on no switches. Take a cluster with a network, as leaf_spine(4, 2, 8), or no `within`."
         )
-    return np.stack([rack, cluster.partition])[:, cluster.group_machine].astype(np.int32)
+    return np.stack([one[cluster.group_machine] for one in (rack, cluster.partition)]).astype(np.int32)
 
 
 def _constrain(jobs: Jobs, cluster: Cluster, sets: list[Bools], row: Ints) -> None:
@@ -160,7 +160,8 @@ def _in_words(spread: Ints, zone: Ints, *, several: Bools, wait_s: float | None)
         words[FEW] += f", at most {wait_s:g} s"
     parts = [words[int(kinds[i])] + f" ({n[i]:,} of {len(gangs):,})" * (len(n) > 1) for i in np.argsort(-n)]
     for i, name in enumerate(ZONES, 1):
-        parts += [f"{np.count_nonzero(zone == i):,} gangs lie within one {name}"] * bool((zone == i).any())
+        n_there = int(np.count_nonzero(zone == i))
+        parts += [f"{n_there:,} gang{'s' * (n_there > 1)} within one {name}"] * (n_there > 0)
     return "; ".join(parts) or "all jobs are single tasks"
 
 
