@@ -29,7 +29,7 @@ _OF_A_JOB = {
 }
 
 
-class Refusals:
+class PlacementChecks:
     """Refuses placements that a backend cannot carry out, or that give a job GPUs of a type that it may not have.
 
     `first_row`, `mate`: (N,) -1; after `refuse` the first row of each job of the placement, or -2, and its partner.

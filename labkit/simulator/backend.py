@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit.core.binding import bound
 from labkit.core.cluster import Cluster
-from labkit.core.complaints import Refusals
+from labkit.core.complaints import PlacementChecks
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
@@ -91,7 +91,7 @@ class Simulator:
             rng=np.random.default_rng(0) if rng is None else rng,
         )  # fmt: skip
         first_row, mate = self._truth.first_row, self._truth.mate
-        self._refusals = Refusals(jobs, cluster, first_row=first_row, mate=mate)
+        self._checks = PlacementChecks(jobs, cluster, first_row=first_row, mate=mate)
 
     @property
     def now_s(self) -> float:
@@ -328,11 +328,11 @@ class Simulator:
         Raise PlacementError as `apply`.
         """
         truth = self._truth
-        self._refusals.refuse(placement, truth.book, phases=truth.records, over=kernels.DONE, up=truth.machine_up)
+        self._checks.refuse(placement, truth.book, phases=truth.records, over=kernels.DONE, up=truth.machine_up)
         if getattr(self.speed, "pairs", False) or not len(placement.partner):
             return
         if (paired := placement.partner >= 0).any():
-            self._refusals.forget()
+            self._checks.forget()
             job, model = self.jobs.id[placement.set_jobs[paired][0]], type(self.speed).__name__
             raise PlacementError(
                 f"job {job} is to share its GPUs, but {model} does not know how fast jobs are that share; take a speed "

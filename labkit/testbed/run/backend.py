@@ -14,7 +14,7 @@ import numpy as np
 
 from labkit.core.below import Below, read_plain
 from labkit.core.book import NO_AMOUNTS
-from labkit.core.complaints import Refusals
+from labkit.core.complaints import PlacementChecks
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joined, repaired
 from labkit.core.jobs import Jobs
@@ -191,7 +191,7 @@ class SshBackend:
         self._inbox = Inbox()
         self._ledger = Ledger(jobs, self.cluster)
         none = np.full((2, len(jobs)), -1, np.int32)
-        self._refusals = Refusals(jobs, self.cluster, first_row=none[0], mate=none[1])
+        self._checks = PlacementChecks(jobs, self.cluster, first_row=none[0], mate=none[1])
         self._n_arrived = 0
         self._history, self._last_s = NO_EVENTS, 0.0
         self._began_at = wall_s() if began_at is None else began_at
@@ -319,8 +319,8 @@ class SshBackend:
                 "decision; leave it waiting."
             )
         book.ensure(len(placement))
-        self._refusals.refuse(placement, book, phases=ledger.belief, over=DONE, up=ledger.up)
-        self._refusals.forget()
+        self._checks.refuse(placement, book, phases=ledger.belief, over=DONE, up=ledger.up)
+        self._checks.forget()
 
     def _set(self, number: int, placement: Placement) -> list[Events]:
         """Set the placement of one job; return the events that follow at once."""
