@@ -68,12 +68,16 @@ def _refuse_unsound(answer: Placement, *, source: str) -> None:
             "repairs_of makes it."
         )
     sound = isinstance(reasons, tuple) and all(
-        isinstance(each, Reason) and isinstance(each.job, int | np.integer) and isinstance(each.text, str)
+        isinstance(each, Reason)
+        and isinstance(each.job, int | np.integer)
+        and isinstance(each.text, str)
+        and isinstance(each.speed, float)
         for each in reasons
     )
     if not sound:
         raise PlacementError(
-            f"{source} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text)."
+            f"{source} returns a placement whose reasons are {_shown(reasons)}; expected a tuple of Reason(job, text) "
+            "or Reason(job, text, speed), with steps/s as a float."
         )
     if not isinstance(again_s, int | float | np.number) or again_s != again_s:
         raise PlacementError(

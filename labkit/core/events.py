@@ -18,7 +18,7 @@ from labkit.core.resources import Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.core.placement import Placement, Repairs
+    from labkit.core.placement import Placement, Reason, Repairs
 
 Events = NDArray[Any]
 """A structured array of dtype `EVENT`."""
@@ -78,7 +78,8 @@ class Kind(IntEnum):
     """A task was replaced where it was, or the blocks of a job's servers were spread anew (`task` -1); value: a
     `Repair`. A job that trains is rescaled with it."""
     EXPLAINED = 22
-    """Why a decision changed a job; value: the number of its text in the run's list of reasons."""
+    """Why a decision changed a job; value: the number of its text in the run's list of reasons; speed: the steps/s that
+    the scheduler predicts from then on (NaN: none)."""
     YARDSTICK = 23
     """How fast a machine is at the moment; value: processor seconds of a fixed piece of work; `cpus`: cores of the
     machine that were busy before it."""
@@ -211,10 +212,11 @@ def relaxed(jobs: Ints, *, time_s: float) -> Events:
     return rows
 
 
-def explained(jobs: Sequence[int], texts: Sequence[int], *, time_s: float) -> Events:
-    """Return why each of some jobs was changed: the numbers of the texts."""
-    rows = events(len(jobs))
-    rows["time_s"], rows["kind"], rows["job"], rows["value"] = time_s, Kind.EXPLAINED, jobs, texts
+def explained(reasons: Sequence[Reason], texts: Sequence[int], *, time_s: float) -> Events:
+    """Return why jobs were changed, with the numbers of the texts."""
+    rows = events(len(reasons))
+    rows["time_s"], rows["kind"], rows["value"] = time_s, Kind.EXPLAINED, texts
+    rows["job"], rows["speed"] = [reason.job for reason in reasons], [reason.speed for reason in reasons]
     return rows
 
 

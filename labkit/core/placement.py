@@ -37,10 +37,11 @@ class Repair(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a decision changes a job, in words."""
+    """Why a decision changes a job, in words; `speed`: the steps/s that are predicted of it, NaN: none."""
 
     job: int
     text: str
+    speed: float = np.nan
 
 
 def repairs_of(rows: Iterable[tuple[int, int, int, int]]) -> Repairs:

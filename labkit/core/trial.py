@@ -205,9 +205,9 @@ class Trial:
         """Let the blocks of a job's parameter servers be spread anew by their measured load."""
         self._repairs.append((job, Role.PS, -1, Repair.BALANCE))
 
-    def explain(self, job: int, text: str) -> None:
-        """Say why the decision changes a job; it becomes an event of the run (EXPLAINED)."""
-        self._reasons.append(Reason(job, text))
+    def explain(self, job: int, text: str, *, speed: float = np.nan) -> None:
+        """Explain why the decision changes a job, as an event of the run (EXPLAINED); `speed`: predicted steps/s."""
+        self._reasons.append(Reason(job, text, speed))
 
     def pair(self, job: int, partner: int) -> None:
         """Let two jobs share GPUs from now on: their workers are added together.

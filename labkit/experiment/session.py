@@ -309,7 +309,7 @@ class Session:
             return NO_EVENTS
         texts = [self._numbered(reason.text) for reason in placement.reasons]
         at_s = float(happened["time_s"][-1]) if len(happened) else self.backend.now_s
-        return explained([reason.job for reason in placement.reasons], texts, time_s=at_s)
+        return explained(placement.reasons, texts, time_s=at_s)
 
     def _numbered(self, text: str) -> int:
         """Return the number of a text, which is added where it is new."""

@@ -201,7 +201,7 @@ class SignalsFeed(Feed):
         return {
             "title": f"How {self.run.name} does",
             "panels": [
-                panel(names[Signal.THROUGHPUT].capitalize(), all_jobs=Signal.THROUGHPUT),
+                panel(names[Signal.THROUGHPUT].capitalize(), measured=Signal.THROUGHPUT, predicted=Signal.PREDICTED),
                 panel("Jobs", running=Signal.RUNNING, waiting=Signal.WAITING),
                 panel("Cores", held=Signal.CORES_HELD, used=Signal.CORES_USED),
                 panel("GPUs", held=Signal.GPUS_HELD),

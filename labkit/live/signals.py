@@ -42,6 +42,9 @@ class Signal(IntEnum):
     """GPUs that tasks hold."""
     LINK_LOAD = 6
     """Part of its bandwidth that the fullest link carries: foreseen from places, speeds and sizes of models."""
+    PREDICTED = 7
+    """The throughput that the scheduler predicts; a job of which it predicts nothing counts as measured. Only in runs
+    with predictions."""
 
 
 class Signals:
@@ -65,6 +68,8 @@ class Signals:
         is known how long they hold."""
         self.loss_of: dict[int, float] = {}
         """Job -> its newest loss."""
+        self._predicted = np.full(len(jobs), np.nan)
+        self._predicts = False
         self.busiest = ""
         """The link that LINK_LOAD tells of, "m0 to s1"; empty where nothing is sent."""
         self.counts_samples = bool(np.isfinite(jobs.samples_per_step).all())
@@ -100,9 +105,15 @@ class Signals:
             self._keep(least_s, next_s=time_s)
             if next_s - time_s >= least_s or time_s - self._kept_s >= least_s:
                 self.ledger.fold(rows[begin:end])
+                self._note_predictions(rows[begin:end])
                 self._newest = (time_s, self._values())
                 begin = end
         self._hear_losses(rows[rows["kind"] == Kind.LOSS], least_s)
+
+    def _note_predictions(self, rows: Events) -> None:
+        told = rows[(rows["kind"] == Kind.EXPLAINED) & (rows["speed"] > 0)]
+        self._predicted[told["job"]] = told["speed"]
+        self._predicts = self._predicts or len(told) > 0
 
     def _least_s(self, times: list[float]) -> float:
         return max(times[-1] / FINENESS, (times[-1] - max(self.now_s, times[0])) / MOST_PER_FOLD)
@@ -129,7 +140,7 @@ class Signals:
         return {
             Signal.THROUGHPUT: f"throughput ({rate})", Signal.RUNNING: "jobs running", Signal.WAITING: "jobs waiting",
             Signal.CORES_HELD: "cores held", Signal.CORES_USED: "cores used", Signal.GPUS_HELD: "GPUs held",
-            Signal.LINK_LOAD: "utilisation of the busiest link",
+            Signal.LINK_LOAD: "utilisation of the busiest link", Signal.PREDICTED: f"predicted throughput ({rate})",
         }  # fmt: skip
 
     def said(self, signal: Signal) -> str:
@@ -160,6 +171,9 @@ class Signals:
             Signal.RUNNING: float(len(holding)),
             Signal.WAITING: float(ledger.n_active - len(holding)),
         }
+        if self._predicts:
+            predicted = self._predicted[holding]
+            values[Signal.PREDICTED] = float(np.where(predicted > 0, predicted, speed) @ self._weight[holding])
         held = self._held()
         for signal, resource in ((Signal.CORES_HELD, CPUS), (Signal.GPUS_HELD, GPUS)):
             if np.isfinite(self._built[resource]) and self._built[resource] > 0:

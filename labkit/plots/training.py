@@ -395,7 +395,20 @@ def speed_curve(rows: Events, job: int) -> pd.DataFrame:
     mine = rows[(rows["job"] == job) & np.isin(rows["kind"], (Kind.PROGRESSED, Kind.RESCALED, Kind.STARTED, *stops))]
     speed = np.where(np.isin(mine["kind"], stops), 0.0, mine["speed"])
     table = pd.DataFrame({"time_s": mine["time_s"], "steps_per_s": speed})
-    table = table[np.isfinite(table["steps_per_s"])].reset_index(drop=True)
+    return _to_the_end(table[np.isfinite(table["steps_per_s"])], rows, job)
+
+
+def predicted_curve(rows: Events, job: int) -> pd.DataFrame:
+    """Return the speed that the scheduler predicted of a job from each decision on: time_s, steps_per_s.
+
+    The last row is at its newest event.
+    """
+    mine = rows[(rows["job"] == job) & (rows["kind"] == Kind.EXPLAINED) & (rows["speed"] > 0)]
+    return _to_the_end(pd.DataFrame({"time_s": mine["time_s"], "steps_per_s": mine["speed"]}), rows, job)
+
+
+def _to_the_end(table: pd.DataFrame, rows: Events, job: int) -> pd.DataFrame:
+    """Repeat the last row of a curve at the newest event of a job."""
     last_s = rows["time_s"][rows["job"] == job].max(initial=-np.inf)
     end = table[-1:].assign(time_s=last_s) if len(table) and last_s > table["time_s"].iloc[-1] else table[:0]
     whole: pd.DataFrame = pd.concat([table, end], ignore_index=True)
@@ -433,7 +446,7 @@ def change_marks(rows: Events, job: int) -> pd.DataFrame:
 def plot_tuning(
     rows: Events, jobs: Jobs, *, job: int = 0, heading: str = "A job configures itself", end_s: float | None = None
 ) -> alt.VConcatChart:
-    """Draw the throughput of a job with a numbered mark at each decision, and below it cores given and in use.
+    """Draw the speed of a job, measured and predicted, with a mark at each decision; below it cores given and in use.
 
     Parameters
     ----------
@@ -444,17 +457,19 @@ def plot_tuning(
     end_s : float, optional
         Least end of the time axis; by default it ends at the newest event.
     """
-    speed, marks = speed_curve(rows, job), change_marks(rows, job)
+    speed, predicted, marks = speed_curve(rows, job), predicted_curve(rows, job), change_marks(rows, job)
     allocated, used = cores_curve(rows, jobs, job)
     last = max([1.0, *([end_s] if end_s else []), *speed["time_s"], *marks["time_s"], *allocated["time_s"]])
     scale = alt.Scale(domain=[0, last], nice=False)
     above = alt.X("time_s:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False))
     below = alt.X("time_s:Q", title="Time (s)", scale=scale)
     chart: alt.VConcatChart = alt.vconcat(
-        _speed_panel(speed, marks, x=above).properties(width=WIDTH, height=200),
+        _speed_panel(speed, predicted, marks, x=above).properties(width=WIDTH, height=200),
         _cores_panel(allocated, used, marks, x=below).properties(width=WIDTH, height=150),
         spacing=8,
-    ).properties(title=title(heading, "numbers: decisions; lines: cores given; dots: cores in use"))
+    ).properties(
+        title=title(heading, "numbers: decisions; dashes: predicted speed; lines: cores given; dots: cores in use")
+    )
     return chart
 
 
@@ -463,22 +478,23 @@ def _rules(marks: pd.DataFrame, *, x: alt.X) -> alt.Chart:
     return rules
 
 
-def _speed_panel(speed: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
+def _speed_panel(speed: pd.DataFrame, predicted: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:
     words = (
         alt.Chart(marks)
         .mark_text(align="left", baseline="top", dx=4, color=INK, fontSize=12, fontWeight=600)
         .encode(x=x, y=alt.value(0), text="number:N")
     )
-    line = (
-        alt.Chart(speed.round(3))
-        .mark_line(color=INK, strokeWidth=1.8, interpolate="step-after", clip=True)
+    lines = [
+        alt.Chart(curve.round(3))
+        .mark_line(color=ink, strokeWidth=1.8, strokeDash=dash, interpolate="step-after", clip=True)
         .encode(
             x=x,
             y=alt.Y("steps_per_s:Q", title="Steps per second"),
-            tooltip=["time_s:Q", alt.Tooltip("steps_per_s:Q", format=".1f")],
+            tooltip=["time_s:Q", alt.Tooltip("steps_per_s:Q", format=".1f", title=name)],
         )
-    )
-    return alt.layer(_rules(marks, x=x), line, words)
+        for curve, ink, dash, name in ((predicted, ORANGE, [5, 3], "predicted"), (speed, INK, [1, 0], "measured"))
+    ]
+    return alt.layer(_rules(marks, x=x), *lines, words)
 
 
 def _cores_panel(allocated: pd.DataFrame, used: pd.DataFrame, marks: pd.DataFrame, *, x: alt.X) -> Panel:

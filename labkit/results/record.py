@@ -173,7 +173,7 @@ class RunRecord:
 
 
 def decisions(rows: Events, jobs: Jobs, reasons: Sequence[str]) -> pd.DataFrame:
-    """Return why decisions changed jobs, a row each: time_s, job, reason.
+    """Return why decisions changed jobs, a row each: time_s, job, reason, predicted_steps_per_s (NaN: not predicted).
 
     `job` is the id of the trace. Schedulers that tell no reasons have no rows.
 
@@ -193,8 +193,11 @@ def decisions(rows: Events, jobs: Jobs, reasons: Sequence[str]) -> pd.DataFrame:
         )
     texts = np.array([*reasons, ""], dtype=object)
     return pd.DataFrame(
-        {"time_s": rows["time_s"], "job": jobs.id[rows["job"]].astype(str), "reason": texts[numbers].astype(str)}
-    )
+        {
+            "time_s": rows["time_s"], "job": jobs.id[rows["job"]].astype(str), "reason": texts[numbers].astype(str),
+            "predicted_steps_per_s": rows["speed"],
+        }
+    )  # fmt: skip
 
 
 FAILURES: Final = (Kind.TASK_FAILED, Kind.FAILED, Kind.DROPPED, Kind.PREEMPTED)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import labkit
 from labkit.core import Jobs
+from labkit.core.events import Kind
 from labkit.core.resources import amounts
+from labkit.live.signals import Signal, Signals
 from labkit.plots.theme import as_svg
-from labkit.plots.training import change_marks, cores_curve, plot_tuning, speed_curve
+from labkit.plots.training import change_marks, cores_curve, plot_tuning, predicted_curve, speed_curve
 
 
 def test_speed_cores_and_marks_are_those_of_the_run() -> None:
@@ -24,4 +26,13 @@ def test_speed_cores_and_marks_are_those_of_the_run() -> None:
     assert marks["time_s"].tolist() == sorted(set(run.decisions["time_s"]))
     assert given.groupby("time_s")["cores"].sum().iloc[1] == 200
     assert set(used["role"]) == {"workers", "PSs"}
+    told = run.decisions.dropna(subset="predicted_steps_per_s")
+    predicted = predicted_curve(run.events, 0)
+    assert predicted["steps_per_s"].tolist()[:-1] == told["predicted_steps_per_s"].tolist(), "until the next decision"
+    last = speed["steps_per_s"].iloc[-1]
+    assert abs(predicted["steps_per_s"].iloc[-1] / last - 1) < 0.1, "the brain fits the form of this truth"
+    signals = Signals(jobs, run.cluster)
+    signals.fold(run.events[run.events["kind"] != Kind.COMPLETED])
+    assert signals.latest[Signal.PREDICTED] == predicted["steps_per_s"].iloc[-1], "the live view has the same line"
+    assert signals.latest[Signal.THROUGHPUT] == last
     assert "Steps per second" in as_svg(plot_tuning(run.events, jobs).to_dict())

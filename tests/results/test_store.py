@@ -18,6 +18,7 @@ import pytest
 from labkit.core.errors import InputError
 from labkit.core.events import Events, events, explained, from_frame, to_frame
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Reason
 from labkit.results import RunInfo, RunState, RunWriter, files, free_id, known_runs, load
 from labkit.results.files import read_cluster, write_cluster, writer_of
 from labkit.results.store import RunTail, find, refuse_taken
@@ -425,7 +426,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path, monkeypatch):
 
 
 def why(job: int, number: int, time_s: float) -> Events:
-    return explained([job], [number], time_s=time_s)
+    return explained([Reason(job, "", 3.0)], [number], time_s=time_s)
 
 
 def test_reasons_come_back_with_their_run_and_are_on_disk_before_the_events_that_name_them(tmp_path):
@@ -439,6 +440,7 @@ def test_reasons_come_back_with_their_run_and_are_on_disk_before_the_events_that
     assert record.reasons == ["it is slow"]
     assert record.decisions.to_dict("list") == {
         "time_s": [5.0, 6.0], "job": [str(record.jobs.id[1]), str(record.jobs.id[2])], "reason": ["it is slow"] * 2,
+        "predicted_steps_per_s": [3.0, 3.0],
     }  # fmt: skip
     writer.close(RunState.STOPPED)
     with RunWriter.attach(tmp_path / "r1") as again:

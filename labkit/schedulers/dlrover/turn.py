@@ -132,7 +132,7 @@ class Turn:
                 before.predicted, state.predicted,
             )
         )  # fmt: skip
-        self.room.trial.explain(job, said)
+        self.room.trial.explain(job, said, speed=state.predicted)
 
     def _said(self, job: int, state: JobState, why: str) -> str:
         """Return a reason with what is measured and was predicted of a job, unless it says so."""
