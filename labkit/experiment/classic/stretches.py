@@ -141,7 +141,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
     runs_on = np.ascontiguousarray(session.runs_on)
     hosting = session.ledger.hosting
-    if hosting is not None and not _plain(hosting, cluster):
+    if not _plain(hosting, cluster):
         return None
     row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
     kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
@@ -151,8 +151,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
-    everywhere = (np.ones(cluster.n_groups, np.bool_),)
-    parts = np.array(hosting.parts if hosting is not None and len(hosting.parts) > 1 else everywhere)
+    parts = _parts(hosting, cluster)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -181,8 +180,16 @@ def _of_whole_workers(session: SteppedRun) -> bool:
     return len(jobs) > 0 and not jobs.n_ps.any() and bool((jobs.worker_demand[:, GPUS] > 0).all())
 
 
-def _plain(hosting: HostRules, cluster: Cluster) -> bool:
+def _parts(hosting: HostRules | None, cluster: Cluster) -> Bools:
+    """Return the device groups of each part of the cluster that is asked by itself, (parts, G)."""
+    divided = hosting is not None and len(hosting.parts) > 1
+    return np.array(hosting.parts) if hosting is not None and divided else np.ones((1, cluster.n_groups), np.bool_)
+
+
+def _plain(hosting: HostRules | None, cluster: Cluster) -> bool:
     """Return whether kernels know the rules about machines."""
+    if hosting is None:
+        return True
     several_groups = cluster.n_groups > cluster.n_machines
     return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups) and not hosting.zone.any()
 
