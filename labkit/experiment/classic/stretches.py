@@ -138,8 +138,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     speed, duration_s = np.ascontiguousarray(asked()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
         return None
-    demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
-    runs_on = np.ascontiguousarray(session.runs_on)
+    demand, runs_on = np.ascontiguousarray(jobs.worker_demand, np.float64), np.ascontiguousarray(session.runs_on)
     hosting = session.ledger.hosting
     if not _plain(hosting, cluster):
         return None
