@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks import Row, size
-from benchmarks.session import at_load, plain_s
+from benchmarks.session import WAITS, at_load, plain_s
 from labkit.core import Cluster, Jobs
 from labkit.experiment import Experiment
 from labkit.experiment.session import MANY_JOBS
@@ -36,7 +36,7 @@ OTHERS: Final = ("tetris", "drf")
 LOAD: Final = 1.5
 STEADY: Final = 0.9
 """GPUs that jobs ask for on average, as parts of those that there are."""
-GOAL: Final = 1.1
+GOAL, WAITS_GOAL = 1.1, 1.15
 GAVEL: Final = "gavel_las"
 GAVEL_SIZES, GAVEL_GAP_S, GAVEL_GOAL = (1_000, 2_000, 4_000), 400.0, 1.2
 """A trace of Gavel's, with so many seconds between arrivals: half of 36:36:36 GPUs are busy."""
@@ -106,8 +106,11 @@ def measured() -> Iterator[Growth]:
 
 
 def steady() -> Iterator[Growth]:
-    """Measure the classic schedulers on jobs for which there are GPUs enough, and first a plain event loop."""
-    return _measured(COMPILED, load=STEADY)
+    """Measure the classic schedulers on jobs for which there are GPUs enough, and first a plain event loop.
+
+    Then once more where gangs wait for as few machines as they need.
+    """
+    return _measured((*COMPILED, *(f"{name}{WAITS}" for name in COMPILED)), load=STEADY)
 
 
 def _measured(names: Iterable[str], *, load: float) -> Iterator[Growth]:
@@ -119,7 +122,8 @@ def _measured(names: Iterable[str], *, load: float) -> Iterator[Growth]:
     for name in names:
         _run(name, _trace(min(MANY_JOBS, sizes[-1]), cluster, load=load), cluster)  # compile
         runs = [_run(name, jobs, cluster) for jobs in traces]
-        yield Growth(name, sizes, tuple(cpu_s for cpu_s, _ in runs), tuple(n for _, n in runs), load=load)
+        goal = WAITS_GOAL if name.endswith(WAITS) else GOAL
+        yield Growth(name, sizes, tuple(cpu_s for cpu_s, _ in runs), tuple(n for _, n in runs), goal, load)
 
 
 def gavel() -> Growth:
@@ -140,8 +144,11 @@ def _trace(n_jobs: int, cluster: Cluster, *, load: float) -> Jobs:
 def _run(name: str, jobs: Jobs, cluster: Cluster, *, speed: str = "recorded") -> tuple[float, int]:
     """Return the CPU seconds of a run and its number of events, the best of `REPEATS` where it is short."""
     best_s, n_events = math.inf, 0
+    name, waits, _ = name.partition(WAITS)
+    consolidate = "wait" if waits else None
     for _ in range(REPEATS):
-        experiment, scheduler = Experiment.of(jobs, cluster=cluster, speed=speed), make(name)
+        experiment = Experiment.of(jobs, cluster=cluster, speed=speed, consolidate=consolidate)
+        scheduler = make(name)
         began = time.process_time()
         n_events = len(experiment.session(scheduler).run(scheduler))
         best_s = min(best_s, time.process_time() - began)

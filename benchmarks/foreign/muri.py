@@ -160,7 +160,7 @@ class LosesAtEvents(Simulator):
     def advance(self, until_s: float, *, stop_at_event: bool) -> Events:
         """Let time pass until the next decision, and take from jobs that run on what it costs them."""
         truth, speed = self._truth, self._truth.records["speed"].copy()
-        mate = truth.book.held["partner"].copy()
+        mate = truth.book.allocations["partner"].copy()
         happened = super().advance(until_s, stop_at_event=stop_at_event)
         since_s = truth.now_s - self._then_s
         self._then_s = truth.now_s

@@ -113,6 +113,8 @@ def tell_watch(folder: Path) -> None:
 
 def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
     """Print what a run has come to."""
+    from labkit.experiment.rules import UNWARNED
+
     told = {key: record.summary[key] for key in KEYS}
     if as_json:
         clean = {key: None if value != value else value for key, value in told.items()}
@@ -123,8 +125,8 @@ def tell(record: RunRecord, *, runs: Path, as_json: bool) -> None:
         return
     if speeds := record.info.config.get("speeds"):
         print(f"speeds{' told to the scheduler' if record.info.backend == 'testbed' else ''}: {speeds}")
-    if record.info.backend == "testbed":  # a simulation has warned of them
-        for note in record.info.config.get("notes", ()):
+    for note in record.info.config.get("notes", ()):
+        if record.info.backend == "testbed" or note.startswith(UNWARNED):  # a simulation has warned of the others
             print(printable(f"note: {note}"))
     for note in _run_notes(record):
         print(printable(f"note: {note}"))

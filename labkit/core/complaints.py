@@ -1,14 +1,18 @@
-"""What to tell of a placement that cannot be carried out."""
+"""Which placements are refused, and what the message says: the same on machines and in a simulation."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from labkit.core import checks
+from labkit.core.book import Book, Records
 from labkit.core.cluster import Cluster
+from labkit.core.device_types import OpenTypes
+from labkit.core.errors import PlacementError
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
-from labkit.core.resources import GPUS, Floats
+from labkit.core.repairs import refuse_repairs
+from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 _OF_A_JOB = {
     checks.NO_SUCH_JOB: "the placement sets job {job}, which is not active; name only jobs of snapshot.jobs.number.",
@@ -23,6 +27,55 @@ _OF_A_JOB = {
         "the same rows of workers."
     ),
 }
+
+
+class PlacementChecks:
+    """Refuses placements that a backend cannot carry out, or that give a job GPUs of a type that it may not have.
+
+    `first_row`, `mate`: (N,) -1; after `refuse` the first row of each job of the placement, or -2, and its partner.
+    """
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, first_row: Ints, mate: Ints) -> None:
+        self._jobs, self._cluster, self._group_machine = jobs, cluster, cluster.group_machine.astype(np.int32)
+        self._types: OpenTypes | None = None
+        self._first_row, self._mate = first_row, mate
+
+    def refuse(self, placement: Placement, book: Book, *, phases: Records, over: int, up: Bools) -> None:
+        """Raise unless a placement can be carried out; nothing is noted then.
+
+        Raise PlacementError, which names a job or a row.
+
+        Parameters
+        ----------
+        book : Book
+            What is free, and which tasks each job has.
+        phases, over, up
+            As of `checks.check`.
+        """
+        if len(placement.partner) not in (0, len(placement.set_jobs)):
+            raise PlacementError(
+                f"the placement sets {len(placement.set_jobs)} jobs and has {len(placement.partner)} partners; give "
+                "one for each, -1 for none, or no partners at all."
+            )
+        fault, where = checks.check(
+            placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
+            placement.cpus, placement.memory_gb, placement.devices, phases, over, book.allocations, book.tasks, book.left,
+            book.demand, up, self._group_machine, self._first_row, self._mate,
+        )  # fmt: skip
+        try:
+            if fault != checks.OK:
+                raise PlacementError(complaint(fault, where, placement, self._jobs, self._cluster, book.free))
+            self._types = self._types or OpenTypes.of(self._jobs, self._cluster)
+            self._types.refuse(placement)
+            if len(placement.repairs):
+                refuse_repairs(placement, book.allocations, self._jobs)
+        except PlacementError:
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """Forget the last placement."""
+        self._first_row[:] = self._mate[:] = -1
 
 
 def complaint(fault: int, where: int, placement: Placement, jobs: Jobs, cluster: Cluster, free: Floats) -> str:

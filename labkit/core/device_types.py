@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, PlacementError
+from labkit.core.events import Role
 from labkit.core.gpu_kinds import GpuKind
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Placement
 from labkit.core.resources import GPUS, Bools, Floats, Ints
 
 _WORD: Final = re.compile(r"[a-z0-9]+")
@@ -54,27 +57,26 @@ def names_in(demand: str) -> list[str]:
     return [name.strip() for name in demand.removeprefix(NOT).split(OR)] if demand else []
 
 
-def refuse_misspelt(jobs: Jobs, cluster: Cluster) -> None:
-    """Raise if a demand for a set of device types names one that the cluster lacks, and it is nearly one that it has.
+def refuse_unknown(jobs: Jobs, cluster: Cluster, *, known: Iterable[str] = ()) -> None:
+    """Raise if a demand for a set of device types names one that neither the cluster nor anyone has.
 
-    Raises
-    ------
-    InputError
-        It names the first such job, the type, and those of the cluster; or a name that is empty.
+    Raise InputError, which names the first such job, the type, and those of the cluster; or a name that is empty.
+
+    `known`: types of other clusters; a name that is nearly one of this cluster's is none of them.
     """
     for demand in dict.fromkeys(jobs.device_type.tolist()):
         if OR not in demand and NOT not in demand:
             continue
         for name in names_in(demand):
             near = get_close_matches(name.casefold(), [kind.casefold() for kind in cluster.device_types], 1, cutoff=0.8)
-            if name and (not near or any(same_type(name, kind) for kind in cluster.device_types)):
+            if any(same_type(name, kind) for kind in (*cluster.device_types, *(known if not near else ()))):
                 continue
             said = [kind for kind in cluster.device_types if [kind.casefold()] == near]
             raise InputError(
                 f"job {jobs.id[int(np.flatnonzero(jobs.device_type == demand)[0])]} demands device type '{demand}'; "
                 f"{cluster.name} has no '{name}'. "
                 + (f"Did you mean '{said[0]}'? " if said else "Expected names with | between them: A|B, or !A|B. ")
-                + f"It has {', '.join(cluster.device_types)}."
+                + f"It has {', '.join(cluster.device_types)}; --any-type lets jobs have any."
             )
 
 
@@ -129,6 +131,61 @@ def _has_memory(jobs: Jobs, kinds: list[GpuKind]) -> Bools:
 def _may_share(jobs: Jobs, kinds: list[GpuKind]) -> Bools:
     """Return on which device types tasks may have the part of a GPU that jobs ask for, (N, T)."""
     return np.asarray((_part(jobs) == 1)[:, None] | ~np.array([kind.exclusive for kind in kinds], np.bool_))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OpenTypes:
+    """On which device types the workers of a run's jobs may have GPUs, alone and beside a partner."""
+
+    jobs: Jobs
+    cluster: Cluster
+    open: Bools
+    """(N, T), or (0, T): all are."""
+    exclusive: Bools
+    """(T,) types of which a GPU belongs to one task."""
+
+    @classmethod
+    def of(cls, jobs: Jobs, cluster: Cluster) -> Self:
+        """Return the types that are open to some jobs."""
+        kinds = [cluster.gpu_kinds.get(name, _PLAIN) for name in cluster.device_types]
+        several = len(kinds) > 1 or bool(cluster.gpu_kinds)
+        may = may_run_on(jobs, cluster) if several else np.ones((0, len(kinds)), np.bool_)
+        return cls(jobs, cluster, may if not may.all() else may[:0], np.array([kind.exclusive for kind in kinds]))
+
+    def refuse(self, placement: Placement) -> None:
+        """Raise if a placement puts workers on a type that is closed to their job, or pairs jobs where none may share.
+
+        Raise PlacementError, which names the first such job.
+        """
+        paired = len(placement.partner) and (placement.partner >= 0).any() and self.exclusive.any()
+        if not (len(self.open) or paired):
+            return
+        kind, job = self.cluster.group_type[placement.group], placement.job
+        has_gpus = (placement.role == Role.WORKER) & (self.jobs.worker_demand[job, GPUS] > 0)
+        if len(self.open) and (closed := has_gpus & ~self.open[job, kind]).any():
+            j, name = int(job[closed][0]), self.cluster.device_types[kind[closed][0]]
+            may = [kind for kind, is_open in zip(self.cluster.device_types, self.open[j], strict=True) if is_open]
+            raise PlacementError(
+                f"job {self.jobs.id[j]} is to have GPUs of device type {name}, which is closed to it; expected "
+                f"{', '.join(may) or 'none'} ({_asked_of_gpus(self.jobs, j)}). See snapshot.runs_on."
+            )
+        if paired:
+            mates = placement.set_jobs[placement.partner >= 0]
+            shared = has_gpus & self.exclusive[kind] & np.isin(job, mates)
+            if shared.any():
+                raise PlacementError(
+                    f"job {self.jobs.id[job[shared][0]]} is to share GPUs of device type "
+                    f"{self.cluster.device_types[kind[shared][0]]}, each of which belongs to one task (exclusive); "
+                    "place it there alone."
+                )
+
+
+def _asked_of_gpus(jobs: Jobs, j: int) -> str:
+    """Return what a job asks of its GPUs, in words."""
+    gpus, memory_gb = jobs.worker_demand[j, GPUS], jobs.gpu_memory_gb[j]
+    parts = [f"'{jobs.device_type[j]}'"] * bool(jobs.device_type[j])
+    parts += [f"{gpus:g} of a GPU"] * bool(gpus < 1) + [f"{memory_gb:g} GB of memory on each"] * bool(memory_gb > 0)
+    return f"it asks for {', '.join(parts)}" if parts else "it asks for no slice of a GPU"
 
 
 def refuse_on_no_type(jobs: Jobs, cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import same_type
 from labkit.core.errors import InputError, unknown
-from labkit.core.job_faults import MANNERS
+from labkit.core.job_faults import MANNERS, ZONES
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Ints
 
@@ -42,6 +42,10 @@ class HostRules:
     """(N,) which of these sets is each job's."""
     spread: Ints
     """(N,) `SPLIT`, `FEW`, `PREFER`, or the number of machines that a gang needs."""
+    zone: Ints
+    """(N,) 1: the gang lies within one rack, 2: within one pod, 0: anywhere."""
+    zones: Ints
+    """(2, G) the rack and the pod of each device group, -1: in none."""
     wait_s: float = math.inf
     """Seconds after its arrival from which on a gang that waits for few machines may be split; inf: never."""
     parts: tuple[Bools, ...] = ()
@@ -73,6 +77,7 @@ class HostRules:
         tasks = jobs.max_workers + jobs.max_ps
         spread = np.where(jobs.nodes > 0, jobs.nodes, np.where(tasks > 1, code, SPLIT)).astype(np.int32)
         spread[(tasks == 1) & (spread == 1)] = SPLIT
+        zone = np.where(tasks > 1, [("", *ZONES).index(str(one)) for one in jobs.within], 0).astype(np.int32)
         sets = [np.ones(cluster.n_groups, np.bool_)]
         of_name = np.zeros(len(jobs.partitions), np.int32)
         for i, name in enumerate(jobs.partitions):
@@ -81,17 +86,24 @@ class HostRules:
                 sets.append(cluster.partitions[name][cluster.group_machine])
         row = of_name[jobs.partition]
         _constrain(jobs, cluster, sets, row)
-        if not row.any() and not spread.any():
+        if not row.any() and not spread.any() and not zone.any():
             return None
         used = [sets[r] for r in np.unique(row).tolist()]
-        description = _in_words(spread, several=tasks > 1, wait_s=wait_s)
+        description = _in_words(spread, zone, several=tasks > 1, wait_s=wait_s)
         if n := len(np.unique(row[row > 0])):
             what = "partition" + " or constraint" * bool((jobs.constraint != "").any())
             description += (
                 f"; {np.count_nonzero(row):,} of {len(jobs):,} jobs are kept to the hosts of their {what} (of {n})"
             )
         return cls(
-            np.array(sets), row, spread, math.inf if wait_s is None else float(wait_s), _parts(used), description
+            np.array(sets),
+            row,
+            spread,
+            zone,
+            _zones(jobs, cluster, zone),
+            math.inf if wait_s is None else float(wait_s),
+            _parts(used),
+            description,
         )
 
     @property
@@ -115,6 +127,21 @@ class HostRules:
         return relaxed
 
 
+def _zones(jobs: Jobs, cluster: Cluster, zone: Ints) -> Ints:
+    """Return the rack and the pod of each device group, (2, G); a rack is the first switch that a machine hangs on."""
+    rack, network = np.full(cluster.n_machines, -1, np.int32), cluster.network
+    if network is not None:
+        up = (network.link_from < cluster.n_machines) & (network.link_to >= cluster.n_machines)
+        rack[network.link_from[up][::-1]] = network.link_to[up][::-1]
+        _, rack[rack >= 0] = np.unique(rack[rack >= 0], return_inverse=True)
+    if (zone == 1).any() and (rack < 0).any():
+        raise InputError(
+            f"job {jobs.id[int(np.argmax(zone == 1))]} is to lie within one rack, and {cluster.name} has none: its "
+            "machines hang on no switches. Take a cluster with a network, as leaf_spine(4, 2, 8), or no `within`."
+        )
+    return np.stack([one[cluster.group_machine] for one in (rack, cluster.partition)]).astype(np.int32)
+
+
 def _constrain(jobs: Jobs, cluster: Cluster, sets: list[Bools], row: Ints) -> None:
     """Add the sets of jobs that ask for features of machines, and let their rows, (N,), name them."""
     for text in dict.fromkeys(jobs.constraint.tolist()):
@@ -126,14 +153,17 @@ def _constrain(jobs: Jobs, cluster: Cluster, sets: list[Bools], row: Ints) -> No
             sets.append(sets[r] & machines[cluster.group_machine])
 
 
-def _in_words(spread: Ints, *, several: Bools, wait_s: float | None) -> str:
-    """Return how gangs lie, the most frequent first; with how many of them where they differ."""
+def _in_words(spread: Ints, zone: Ints, *, several: Bools, wait_s: float | None) -> str:
+    """Return how gangs lie, the most frequent first; with how many of them where they differ, and within what."""
     gangs = np.minimum(spread[several | (spread > 0)], 1)
     kinds, n = np.unique(gangs, return_counts=True)
     words = {**WORDS, 1: "gangs lie on the number of machines that they name"}
     if wait_s is not None:
         words[FEW] += f", at most {wait_s:g} s"
     parts = [words[int(kinds[i])] + f" ({n[i]:,} of {len(gangs):,})" * (len(n) > 1) for i in np.argsort(-n)]
+    for i, name in enumerate(ZONES, 1):
+        n_there = int(np.count_nonzero(zone == i))
+        parts += [f"{n_there:,} gang{'s' * (n_there > 1)} within one {name}"] * (n_there > 0)
     return "; ".join(parts) or "all jobs are single tasks"
 
 

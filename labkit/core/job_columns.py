@@ -139,6 +139,9 @@ class JobColumns:
         "consolidate", "(J,) how a gang lies on machines: wait, prefer, split, or '' as the run has it."
     )
     nodes: cached_property[Ints] = _declared("nodes", "(J,) machines that a gang lies on; 0: any number.")
+    within: cached_property[NDArray[np.object_]] = _declared(
+        "within", "(J,) rack or pod: a gang lies within one; '': anywhere."
+    )
     constraint: cached_property[NDArray[np.object_]] = _declared("constraint", "(J,) features of machines; '': any.")
     begin_s: cached_property[Floats] = _declared(
         "begin_s", "(J,) seconds since the run began before which none starts."

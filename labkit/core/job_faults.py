@@ -13,6 +13,8 @@ from labkit.core.resources import Bools, Floats
 Column = NDArray[Any]
 MANNERS: Final = ("wait", "prefer", "split")
 """How a gang lies on machines: see `labkit.core.hosting`."""
+ZONES: Final = ("rack", "pod")
+"""Within one of what a gang may have to lie."""
 
 
 def _not_positive(column: Column) -> Bools:
@@ -51,6 +53,7 @@ _ALONE: Final[tuple[tuple[str, Callable[[Column], Bools], str], ...]] = (
     ("limit_s", lambda seconds: np.isinf(seconds) | (seconds <= 0), "seconds > 0 or none"),
     ("recorded_start_s", lambda seconds: np.isinf(seconds) | (seconds < 0), "seconds >= 0 or not known"),
     ("consolidate", lambda how: ~np.isin(how, ["", *MANNERS]), f"one of {', '.join(MANNERS)}, or none"),
+    ("within", lambda zone: ~np.isin(zone, ["", *ZONES]), f"{' or '.join(ZONES)}, or none"),
     ("priority", lambda priority: ~np.isfinite(priority), "a finite number"),
 )
 """Columns that are checked by themselves: the name, which values are wrong, and what was expected."""

@@ -92,6 +92,8 @@ class Jobs:
         (N,) how a gang lies on machines, as `labkit.core.hosting` has it: wait, prefer or split; "": as the run has it.
     nodes : array
         (N,) on exactly so many machines, with tasks spread evenly over them; 0: on any number.
+    within : array of str
+        (N,) "rack" or "pod": all of its tasks lie within one, whichever it is; "": anywhere.
     constraint : array of str
         (N,) features of machines that it needs, as Slurm's --constraint has them: "nvlink&big", "a|b"; "": none.
     begin_s : array
@@ -145,6 +147,7 @@ class Jobs:
     partition: Ints
     consolidate: NDArray[np.object_]
     nodes: Ints
+    within: NDArray[np.object_]
     constraint: NDArray[np.object_]
     begin_s: Floats
     after: NDArray[np.object_]
@@ -191,6 +194,7 @@ class Jobs:
         partition: Sequence[str] | str = "",
         consolidate: Sequence[str] | str = "",
         nodes: ArrayLike = 0,
+        within: Sequence[str] | str = "",
         constraint: Sequence[str] | str = "",
         begin_s: ArrayLike = np.nan,
         after: Sequence[str] | str = "",
@@ -225,7 +229,7 @@ class Jobs:
         texts = {
             "device_type": device_type, "measured_on": measured_on, "reservation": reservation,
             "consolidate": consolidate, "constraint": constraint, "after": after, "array": array, "qos": qos,
-            "recorded_hosts": recorded_hosts,
+            "recorded_hosts": recorded_hosts, "within": within,
         }  # fmt: skip
         counts = {
             "max_workers": workers if max_workers is None else max_workers,

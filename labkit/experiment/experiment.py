@@ -17,7 +17,7 @@ import numpy as np
 from labkit.core.answers import refuse_unsound_model
 from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
-from labkit.core.device_types import may_run_on, of_any_type, refuse_misspelt, refuse_on_no_type
+from labkit.core.device_types import may_run_on, of_any_type, refuse_on_no_type, refuse_unknown
 from labkit.core.devices import with_whole_gpus
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
@@ -73,6 +73,7 @@ from labkit.speed.profiled import ProfiledSpeed
 from labkit.speed.recorded import Recorded as RecordedSpeed
 from labkit.topology import presets
 from labkit.topology.links import refuse_unsound_network
+from labkit.workloads.own_speeds import TFLOPS
 
 TROUBLE_STREAM: Final = 4
 """The simulator has streams 0, 1 and 2 of a seed, epochs of a sweep stream 3."""
@@ -199,7 +200,7 @@ class Experiment:
         if cluster is None:
             raise InputError("neither a cluster nor a profile is given; cluster='demo', say, or profile=FILE.")
         cluster = cluster if isinstance(cluster, Cluster) else presets.build(cluster)
-        refuse_misspelt(jobs, cluster)
+        refuse_unknown(jobs, cluster, known=TFLOPS)
         jobs, speed, stretched = resolve_speed(
             jobs, cluster, speed=speed, throughputs=scenario.throughputs, strict=scenario.strict, interference=known,
             sharding=scenario.sharding,
@@ -442,7 +443,7 @@ class Experiment:
         ran_on = np.where(jobs.measured_on == "", jobs.device_type, jobs.measured_on)
         jobs = jobs.with_columns(
             true_steps=jobs.total_steps, device_type=ran_on, begin_s=np.full(len(jobs), np.nan), nodes=0 * jobs.nodes,
-            after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
+            within=np.full(len(jobs), "", object), after=np.full(len(jobs), "", object), at_most=0 * jobs.at_most,
         )  # fmt: skip
         return replace(
             self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,

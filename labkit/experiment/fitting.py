@@ -12,6 +12,7 @@ from labkit.core.device_types import why_on_no_type
 from labkit.core.devices import rooms_when_empty
 from labkit.core.errors import InputError
 from labkit.core.hosting import HostRules
+from labkit.core.job_faults import ZONES
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Ints
 
@@ -64,7 +65,7 @@ def fitting_on(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, machines: Bools)
 
 def _kinds(jobs: Jobs, runs_on: Bools, hosting: HostRules | None = None) -> tuple[Ints, Ints]:
     """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
-    rules = [] if hosting is None else [hosting.row, hosting.spread]
+    rules = [] if hosting is None else [hosting.row, hosting.spread, hosting.zone]
     asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps, *rules])
     width = asked.dtype.itemsize * asked.shape[1]
     as_bytes = np.ndarray(len(asked), np.dtype((np.void, width)), np.ascontiguousarray(asked))  # compared at one go
@@ -82,7 +83,22 @@ def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hostin
         where = f"partition '{jobs.partitions[jobs.partition[number]]}': "
         cluster = replace(cluster, capacity=np.where(here[:, None], cluster.capacity, 0.0))
     said = _misfit(number, jobs, cluster, runs_on) or _misshapen(number, jobs, cluster, runs_on, hosting)
+    if not said and (level := int(hosting.zone[number])):
+        said = _beyond_zones(number, jobs, cluster, runs_on, hosting, level)
     return where + said if said else ""
+
+
+def _beyond_zones(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules, level: int) -> str:
+    """Return why no rack or pod holds a gang that lies within one; "" if one does."""
+    zones = hosting.zones[level - 1]
+    for z in np.unique(zones[zones >= 0]).tolist():
+        part = replace(cluster, capacity=np.where((zones == z)[:, None], cluster.capacity, 0.0))
+        if not (_misfit(number, jobs, part, runs_on) or _misshapen(number, jobs, part, runs_on, hosting)):
+            return ""
+    return (
+        f"job {jobs.id[number]} is to lie within one {ZONES[level - 1]}; none of '{cluster.name}' holds its "
+        f"{jobs.gpus[number]:g} GPUs, not even an empty one."
+    )
 
 
 def _misshapen(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules) -> str:

@@ -113,21 +113,25 @@ class HostingControl:
         for i in np.flatnonzero((spread == FEW) & (n > 1)).tolist():
             mine = jobs == named[i]
             tasks = [int(placement.count[mine & (placement.role == role)].sum()) for role in range(2)]
-            wide[i] = n[i] > self._fewest(int(named[i]), *tasks)
+            wide[i] = n[i] > self._fewest(int(named[i]), placement.group[mine], *tasks)
+        for i in np.flatnonzero(rules.zone[named]).tolist():
+            within = rules.zones[rules.zone[named[i]] - 1, placement.group[jobs == named[i]]]
+            wide[i] |= bool((within != within[0]).any())
         broken: Ints = np.union1d(jobs[outside], named[wide]).astype(np.int32)
         return broken
 
-    def _fewest(self, job: int, n_workers: int, n_ps: int) -> int:
-        """Return on how many machines a gang lies where it waits for as few as it needs."""
+    def _fewest(self, job: int, groups: Ints, n_workers: int, n_ps: int) -> int:
+        """Return on how many machines a gang lies where it waits for as few as it needs, in the zone of some groups."""
         table, rules = self._ledger.jobs, self.hosting
+        hosts = rules.open[rules.row[job]]
+        if level := rules.zone[job]:
+            hosts = hosts & (rules.zones[level - 1] == rules.zones[level - 1, groups[0]])
         worker, ps = table.worker_demand[job], table.ps_demand[job]
         kind = np.concatenate([worker, ps, self._runs_on[job], [rules.row[job]]])
-        key = kind.tobytes(), n_workers, n_ps
+        key = kind.tobytes() + hosts.tobytes(), n_workers, n_ps
         if key not in self._few:
             book = empty_book(self._ledger.cluster, n_devices=self._ledger.book.n_devices)
-            self._few[key] = int(
-                fewest_machines(book, rules.open[rules.row[job]], self._runs_on[job], worker, ps, n_workers, n_ps)
-            )
+            self._few[key] = int(fewest_machines(book, hosts, self._runs_on[job], worker, ps, n_workers, n_ps))
         return self._few[key]
 
 

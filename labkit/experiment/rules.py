@@ -11,6 +11,8 @@ from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.experiment.reservations import Reservations
 
+UNWARNED: Final = ("machines: ", "quotas: ", "reservations: ")
+"""How the sentences of rules begin."""
 EXCLUSIVE: Final = "no other job starts there while one holds, under every scheduler"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from labkit.core.admitted_snapshot import AdmittedSnapshot
 from labkit.core.answers import placement_of
+from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError, StalledError
 from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explained, joined
 from labkit.core.gate import Gate
@@ -53,7 +54,7 @@ class Session:
     cadence : Cadence
         When to decide; at every event by default.
     runs_on : array of bool, optional
-        (N, T) which jobs can run on which device types; all by default.
+        (N, T) which jobs can run on which device types; by default as jobs demand.
     observers : sequence of callables
         Each is called with every batch of events, e.g. a recorder or a view.
     patience : int
@@ -122,10 +123,9 @@ class Session:
             raise InputError(f"on_stall is {on_stall!r}; expected {STALLS[0]!r} or {STALLS[1]!r}.")
         if not patience >= 1:
             raise InputError(f"patience is {patience}; expected a number of slots >= 1.")
-        n_types = len(backend.cluster.device_types)
         self.backend = backend
         self.cadence = cadence or at_events()
-        self.runs_on = np.ones((len(backend.jobs), n_types), np.bool_) if runs_on is None else runs_on
+        self.runs_on = may_run_on(backend.jobs, backend.cluster) if runs_on is None else runs_on
         refuse_unfit(backend.jobs, backend.cluster, self.runs_on, hosting=hosting, remedy=DROPPING)
         self.ledger = Ledger(backend.jobs, backend.cluster)
         self.ledger.hosting = hosting

@@ -70,22 +70,29 @@ def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
     book = book_without(snapshot, gangs.named)
-    machines, hosts, host_row = _hosting(snapshot, gangs)
+    machines, zone, zones, hosts, host_row = _hosting(snapshot, gangs)
     empty = twin(book) if rule in (EVEN, WHOLE) or machines.any() else book
     placed, *rows = place_gangs(
         rule, strict, gangs.may_shrink(), book, empty, gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
-        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on, machines, hosts, host_row,
+        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on, machines, zone, zones,
+        hosts, host_row,
     )  # fmt: skip
     return placed, rows
 
 
-def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Bools, Ints]:
-    """Return on how many machines gangs are to lie, (C,), the sets of groups (R, G), and each job's (N,) or none."""
+def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Ints, Ints, Bools, Ints]:
+    """Return on how many machines, and within what, gangs are to lie, (C,) each, and the zones (2, G).
+
+    Then the sets of groups that jobs may have (R, G), and the set of each job, (N,) or none.
+    """
     rules, none = snapshot.hosting, np.empty(0, np.int32)
+    anywhere = np.zeros(len(gangs), np.int32)
     if rules is None:
-        return np.zeros(len(gangs), np.int32), np.empty((0, 0), np.bool_), none
+        return anywhere, anywhere, np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_), none
+    zone = rules.zone[gangs.job]
     waited_s = snapshot.now_s - snapshot.table.arrival_s[gangs.job]
-    return rules.spread_at(gangs.job, waited_s=waited_s), rules.open, rules.row if rules.limited else none
+    row = rules.row if rules.limited or zone.any() else none
+    return rules.spread_at(gangs.job, waited_s=waited_s), zone, rules.zones, rules.open, row
 
 
 def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:

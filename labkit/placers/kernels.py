@@ -234,17 +234,26 @@ def _place_pair(
     return False
 
 
+@inner
+def _limit_to_zone(book: ScratchBook, zones: Ints, z: int) -> None:
+    """Keep what is placed next to the groups of one zone (G,), too."""
+    for g in range(len(zones)):
+        inside = zones[g] == z
+        book.open[g] = book.open[g] and inside
+        book.up[g] = book.up[g] and inside
+
+
 @kernel
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: Bools, book: ScratchBook, empty: ScratchBook, jobs: Ints,
     n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
-    requested_ps: Ints, runs_on: Bools, machines: Ints, hosts: Bools, host_row: Ints,
+    requested_ps: Ints, runs_on: Bools, machines: Ints, zone: Ints, zones: Ints, hosts: Bools, host_row: Ints,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order; return which were placed, and the rows of the placement.
 
     `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly or gangs are to lie on so
-    many `machines` (C,), as `labkit.core.hosting` has it. Where jobs are kept to some `hosts` (R, G), `host_row` (N,)
-    tells to which; otherwise it is of no length.
+    many `machines` (C,), or within one `zone` (C,) of `zones` (2, G), as `labkit.core.hosting` has it. Where jobs are
+    kept to some `hosts` (R, G), or to a zone, `host_row` (N,) tells to which hosts; otherwise it is of no length.
     """
     n_groups, up, limits = len(book.free), book.up.copy(), len(host_row) > 0
     if rule != FIRST:
@@ -260,34 +269,42 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     for i in range(len(jobs)):
         j = jobs[i]
         other = partner[i] if len(partner) else -1
-        plain = other < 0 and n_ps[i] == 0 and not shrinks[i]
+        plain = other < 0 and n_ps[i] == 0 and not shrinks[i] and zone[i] == 0
         if plain and not strict and _like_one_of(
             i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on, machines, host_row
         ):  # fmt: skip
             continue
-        if limits:
-            limit(book, up, hosts[host_row[j]] & hosts[host_row[other if other >= 0 else j]])
         lies_on = 0 + machines[i]
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
-        begin_gang(book)
-        if other >= 0:
-            w, p = most_w, most_p
-            if not _place_pair(
-                rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w, p,
-                worker_demand[other], ps_demand[other], 0 + requested_ps[other], workers, servers, other_servers,
-                lies_on,
-            ):  # fmt: skip
-                w, p = 0, 0
-        else:
-            w, p = _place_or_shrink(
-                rule, book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
-                workers, servers, shrinks[i], lies_on,
-            )  # fmt: skip
-        if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang can be split evenly either
-            w, p = _place_or_shrink(
-                min(rule, PACK), book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
-                most_p, workers, servers, shrinks[i], lies_on,
-            )  # fmt: skip
+        w, p, n_zones = 0 * most_w, 0 * most_p, 1
+        if zone[i]:
+            n_zones += zones[zone[i] - 1].max()
+        for z in range(n_zones):
+            if limits:
+                limit(book, up, hosts[host_row[j]] & hosts[host_row[other if other >= 0 else j]])
+            if zone[i]:
+                _limit_to_zone(book, zones[zone[i] - 1], z)
+            begin_gang(book)
+            if other >= 0:
+                w, p = most_w, most_p
+                if not _place_pair(
+                    rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w,
+                    p, worker_demand[other], ps_demand[other], 0 + requested_ps[other], workers, servers, other_servers,
+                    lies_on,
+                ):  # fmt: skip
+                    w, p = 0, 0
+            else:
+                w, p = _place_or_shrink(
+                    rule, book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
+                    workers, servers, shrinks[i], lies_on,
+                )  # fmt: skip
+            if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang is split evenly either
+                w, p = _place_or_shrink(
+                    min(rule, PACK), book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
+                    most_p, workers, servers, shrinks[i], lies_on,
+                )  # fmt: skip
+            if w > 0:
+                break
         placed[i] = w > 0
         if not placed[i]:
             if strict:

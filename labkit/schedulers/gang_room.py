@@ -64,7 +64,8 @@ class GangRoom:
 
     def alike(self, job: int) -> tuple[object, ...]:
         """Return the key of a gang's room: equal for jobs that fit wherever one of them does."""
-        row = -1 if self._hosting is None else int(self._hosting.row[job])
+        rules = self._hosting
+        row = (-1, 0) if rules is None else (int(rules.row[job]), int(rules.zone[job]))
         gang = int(self._table.n_workers[job]), int(self._table.n_ps[job]), self.n_machines(job)
         return row, self._runs_on[job].tobytes(), self._demand[:, job].tobytes(), *gang
 
@@ -81,6 +82,14 @@ class GangRoom:
         open_ = self.groups(job)
         if len(barred):
             open_ = open_ & ~barred[self._of]
+        if (rules := self._hosting) is None or not (level := rules.zone[job]):
+            return self._within(open_, job, free, barred=barred, k=k)
+        zones = rules.zones[level - 1]
+        seats = (self._within(open_ & (zones == z), job, free, barred=barred, k=k) for z in range(zones.max() + 1))
+        return next((seat for seat in seats if seat is not None), None)
+
+    def _within(self, open_: Bools, job: int, free: Floats, *, barred: Bools, k: int | None) -> Seat | None:
+        """Return where a gang finds room on open device groups (G,)."""
         n, k = int(self._table.n_workers[job]), self.n_machines(job) if k is None else k
         by_group: Ints = np.where(open_, rooms(free, self._demand[0, job]), 0).clip(max=n)
         room = np.bincount(self._of, by_group, self._cluster.n_machines).astype(np.int64)

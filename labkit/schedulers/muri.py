@@ -17,7 +17,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork
-from labkit.schedulers.base import asked, capacity, place
+from labkit.schedulers.base import capacity, place, requested_gangs
 from labkit.schedulers.rule import may_move
 from labkit.schedulers.tiresias import START, WHOLE, Queues
 
@@ -124,7 +124,7 @@ class Muri:
         """Return which jobs of an order may run: every second one of a size while these fit, and those behind them."""
         nth = _nth(size)
         most = TWO if self._kind is not None else 1
-        placed = place(self.placer, empty, asked(empty, order[nth % most == 0]))
+        placed = place(self.placer, empty, requested_gangs(empty, order[nth % most == 0]))
         n_placed = np.bincount(size[np.isin(order, placed.job)], minlength=size.max() + 1)
         return np.asarray(nth < most * n_placed[size])
 
@@ -185,7 +185,7 @@ def _nth(size: Ints) -> Ints:
 
 def _as_it_is(snapshot: Snapshot, job: Ints, partner: Ints) -> Bools:
     """Return which jobs run with this partner, or without any, already."""
-    return np.asarray(snapshot.holds(job) & (snapshot.held_by_all["partner"][job] == partner))
+    return np.asarray(snapshot.holds(job) & (snapshot.allocations["partner"][job] == partner))
 
 
 @inner

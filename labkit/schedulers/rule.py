@@ -61,7 +61,7 @@ def rule_of(scheduler: Scheduler, cluster: Cluster) -> Rule | None:
     """Return the rule by which a scheduler decides on a cluster; None where there is none.
 
     A class tells it by a method `rule()`. That of a parent does not count where `schedule` is another one, and no rule
-    does where gangs are placed otherwise than by first fit, or running jobs move.
+    does where gangs are placed otherwise than by first fit.
 
     >>> from labkit.schedulers import make
     >>> from labkit.topology import no_network
@@ -74,7 +74,7 @@ def rule_of(scheduler: Scheduler, cluster: Cluster) -> Rule | None:
     if owner is None or kind.schedule is not owner.__dict__.get("schedule"):
         return NEVER
     told: Rule | None = scheduler.rule()  # type: ignore[attr-defined]
-    if told is NEVER or (told.preempts and may_move(cluster, told.moves)):
+    if told is NEVER:
         return NEVER
     return told if _by_first_fit(getattr(scheduler, "placer", None), cluster) else NEVER
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from labkit.core import checks
 from labkit.core.binding import bound
 from labkit.core.cluster import Cluster
-from labkit.core.complaints import complaint
+from labkit.core.complaints import PlacementChecks
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import EVENT, NO_EVENTS, Cause, Events, Kind, asides, copied, events, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import ChangeModel, SpeedModel
-from labkit.core.repairs import refuse_repairs
 from labkit.core.resources import Floats, Ints
 from labkit.simulator import kernels
 from labkit.simulator.disturbances import Faults, Losses, Overheads, Variation
@@ -92,7 +90,8 @@ class Simulator:
             checkpoint_s=checkpoint_s, measure_every_s=measure_every_s, limits=limits,
             rng=np.random.default_rng(0) if rng is None else rng,
         )  # fmt: skip
-        self._group_machine = cluster.group_machine.astype(np.int32)
+        first_row, mate = self._truth.first_row, self._truth.mate
+        self._checks = PlacementChecks(jobs, cluster, first_row=first_row, mate=mate)
 
     @property
     def now_s(self) -> float:
@@ -329,33 +328,12 @@ class Simulator:
 
         Raise PlacementError as `apply`.
         """
-        truth, book = self._truth, self._truth.book
-        self._refuse_pairs(placement)
-        fault, where = checks.check(
-            placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, placement.devices, truth.records, kernels.DONE, book.allocations,
-            book.tasks, book.left,
-            book.demand, truth.machine_up, self._group_machine, truth.first_row, truth.mate,
-        )  # fmt: skip
-        try:
-            if fault != checks.OK:
-                raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
-            if len(placement.repairs):
-                refuse_repairs(placement, book.allocations, self.jobs)
-        except PlacementError:
-            truth.first_row[:] = truth.mate[:] = -1
-            raise
-
-    def _refuse_pairs(self, placement: Placement) -> None:
-        """Raise if a placement pairs jobs in a way that the kernels cannot check."""
-        if not len(placement.partner):
+        truth = self._truth
+        self._checks.refuse(placement, truth.book, phases=truth.records, over=kernels.DONE, up=truth.machine_up)
+        if getattr(self.speed, "pairs", False) or not len(placement.partner):
             return
-        if len(placement.partner) != len(placement.set_jobs):
-            raise PlacementError(
-                f"the placement sets {len(placement.set_jobs)} jobs and has {len(placement.partner)} partners; give "
-                "one for each, -1 for none, or no partners at all."
-            )
-        if not getattr(self.speed, "pairs", False) and (paired := placement.partner >= 0).any():
+        if (paired := placement.partner >= 0).any():
+            self._checks.forget()
             job, model = self.jobs.id[placement.set_jobs[paired][0]], type(self.speed).__name__
             raise PlacementError(
                 f"job {job} is to share its GPUs, but {model} does not know how fast jobs are that share; take a speed "

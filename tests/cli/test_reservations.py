@@ -36,6 +36,13 @@ def test_simulate_tells_in_its_notes_which_held_and_who_lost_hosts(folder: Path)
     assert "fifo: reservation night: 1 job lost hosts when it started." in told["notes"]
 
 
+def test_simulate_prints_the_rules_that_hold_for_every_scheduler(folder: Path) -> None:
+    done = labkit("simulate", *GIVEN, "--scheduler", "fifo", "--consolidate", "wait", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "note: machines: gangs wait for as few machines as they need, under every scheduler" in done.stdout
+    assert "note: reservations: night: m1 from 50 s to 250 s for b; no other" in done.stdout
+
+
 def test_compare_tells_it_beside_the_table(folder: Path) -> None:
     done = labkit("compare", *GIVEN, "--schedulers", "fifo,las", cwd=folder)
     assert done.returncode == 0, done.stderr

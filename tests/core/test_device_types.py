@@ -7,7 +7,7 @@ import pytest
 
 from labkit import simulate
 from labkit.core import Jobs
-from labkit.core.device_types import may_run_on, refuse_misspelt, unmet_types
+from labkit.core.device_types import may_run_on, refuse_unknown, unmet_types
 from labkit.core.errors import InputError
 from labkit.topology import no_network
 from labkit.topology.servers import Server
@@ -44,9 +44,10 @@ def test_runs_keep_to_sets() -> None:
         ("T4|V100M23", r"job 1 demands device type 'T4\|V100M23'; .* has no 'V100M23'. Did you mean 'V100M32'\?"),
         ("T4||V100M16", "has no ''. Expected names with | between them"),
         ("!", "has no ''"),
+        ("T4|quadro", r"has no 'quadro'. Expected names with \| between them"),
     ],
 )
-def test_a_misspelt_set_is_refused_with_what_was_meant(demand: str, said: str) -> None:
+def test_a_set_with_an_unknown_type_is_refused_with_what_was_meant(demand: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        refuse_misspelt(demanding("T4", demand), CLUSTER)
-    refuse_misspelt(demanding("T4", "A100|T4", "V100M23"), CLUSTER)  # of other clusters; one name alone is noted
+        refuse_unknown(demanding("T4", demand), CLUSTER, known=["v100", "a100"])
+    refuse_unknown(demanding("T4", "A100|T4", "V100M23"), CLUSTER, known=["a100"])  # one name alone is noted

@@ -19,7 +19,7 @@ from labkit.experiment.classic.stretches import Stretches, _trace
 from labkit.experiment.fitting import without_too_large
 from labkit.schedulers import make
 from labkit.schedulers.fifo import Fifo
-from labkit.schedulers.rule import BY_QUEUE, BY_REMAINING, rule_of
+from labkit.schedulers.rule import BY_QUEUE, BY_REMAINING, may_move, rule_of
 from labkit.simulator import Overheads, Simulator
 from labkit.speed.recorded import Recorded
 from labkit.topology import no_network
@@ -27,7 +27,7 @@ from labkit.topology.servers import Server
 
 SCHEDULERS = (
     "fifo", "fifo(backfill=True)", "sjf", "sjf(backfill=True)", "srtf(moves=False)", "las(moves=False)",
-    "las(threshold_gpu_s=40, moves=False)",
+    "las(threshold_gpu_s=40, moves=False)", "srtf(moves=True)", "las(threshold_gpu_s=40, moves=True)",
 )  # fmt: skip
 FEW_CORES, MANY_CORES = (Server(f"{n} cores", ((4, n, 64.0),)) for n in (8, 16))
 
@@ -70,13 +70,16 @@ def test_every_classic_scheduler_has_a_rule_where_it_places_by_first_fit() -> No
     assert all(rule_of(make(name), no_network(2)) is not None for name in SCHEDULERS)
     assert rule_of(make("fifo(published=True)"), no_network(2)) is None
     assert rule_of(make("tetris"), no_network(2)) is None
+
+
+def test_running_jobs_move_where_a_part_of_the_cluster_mixes_types() -> None:
     types = no_network(2, servers=[(1, Server("a", ((4, 8, 64.0),), device_type=t)) for t in ("k80", "v100")])
-    assert rule_of(make("srtf"), no_network(2)) is not None
-    assert rule_of(make("srtf"), types) is None
-    assert rule_of(make("srtf(moves=False)"), types) is not None
+    assert not may_move(no_network(2), None)
+    assert may_move(types, None)
+    assert not may_move(types, moves=False)
     apart = types.with_partitions({"old": types.machines[:1], "new": types.machines[1:]})
-    assert rule_of(make("srtf"), apart) is not None
-    assert rule_of(make("srtf"), apart.with_partitions({"all": types.machines})) is None
+    assert not may_move(apart, None)
+    assert may_move(apart.with_partitions({"all": types.machines}), None)
 
 
 def test_a_scheduler_that_decides_otherwise_than_its_parent_has_no_rule() -> None:
@@ -143,6 +146,21 @@ def test_three_hundred_random_cases_are_the_same_on_both_paths() -> None:
 
 def test_ten_thousand_random_cases_are_the_same_on_both_paths() -> None:
     assert [seed for seed in range(10_000) if differs(seed)] == []
+
+
+def test_compiled_code_runs_where_partitions_divide_the_cluster() -> None:
+    cluster = no_network(2)
+    cluster = cluster.with_partitions({"a": cluster.machines[:1], "b": cluster.machines[1:]})
+    jobs = Jobs.of(arrival_s=np.arange(40), total_steps=60, duration_s=60, n_workers=2, partition=["a", "b"] * 20)
+    rules = HostRules.of(jobs, cluster)
+    assert rules is not None
+    assert len(rules.parts) == 2
+    for name in SCHEDULERS:
+        run = session(jobs, cluster, make(name), compiled=True, hosting=rules)
+        stretches = Stretches.of(run, make(name))
+        assert stretches is not None
+        assert stretches.go(np.inf)
+        assert run.done
 
 
 def test_compiled_code_runs_where_tasks_take_parts_of_gpus() -> None:

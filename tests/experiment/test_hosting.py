@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit
 from labkit.core import Jobs, Kind, Placement
 from labkit.core.cluster import Cluster
-from labkit.core.errors import InputError
+from labkit.core.errors import InputError, TraceError
 from labkit.experiment.experiment import Experiment
 from labkit.results.record import RunRecord
+from labkit.schedulers import make
 from labkit.topology import no_network
+from labkit.topology.leaf_spine import leaf_spine
 from labkit.topology.servers import Server
 
 EIGHT = Server("eight", sockets=((8, 96, 512),))
@@ -255,3 +257,58 @@ def test_a_move_may_make_room_for_a_gang_that_waits() -> None:
         for name in ("srtf", "srtf(moves=True)")
     ]
     assert [starts(run)[4] for run in runs] == [3060, 60]
+
+
+# --- racks and pods
+
+
+@pytest.mark.parametrize(
+    "name", ["fifo(backfill=True)", "srtf", "easy", "slurm", "gavel_las", "fifo(placer=spread)", "fifo(placer=fgd)"]
+)
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5)
+def test_a_gang_lies_within_one_rack_and_starts_as_soon_as_one_has_room(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    leaves, per_leaf = (int(n) for n in rng.integers(1, 4, 2))
+    cluster = leaf_spine(leaves, 1, per_leaf, servers=Server("s", ((4, 1e3, 1e3),)))
+    n, most = int(rng.integers(2, 12)), 4 * per_leaf
+    jobs = Jobs.of(
+        arrival_s=np.sort(rng.choice([0.0, 1, 50], n)), total_steps=rng.choice([50.0, 100], n), duration_s=100,
+        n_workers=rng.integers(1, most + 1, n), within=rng.choice(["rack", "rack", "pod", ""], n).astype(object),
+    )  # fmt: skip
+    experiment = Experiment.of(jobs, cluster=cluster, speed="recorded")
+    log = experiment.session(make(name)).run(make(name))
+    rack = np.arange(cluster.n_groups) // per_leaf  # a pod here is a rack
+    free, held, waits = np.full(leaves, most), {}, set()
+    for at_s in np.unique(log["time_s"]):
+        now = log[log["time_s"] == at_s]
+        for row in now:
+            job = int(row["job"])
+            if row["kind"] == Kind.ARRIVED:
+                waits.add(job)
+            if row["kind"] in (Kind.COMPLETED, Kind.PREEMPTED):
+                free += held.pop(job)
+                waits |= {job} if row["kind"] == Kind.PREEMPTED else set()
+        for job in dict.fromkeys(now["job"][now["kind"] == Kind.PLACED].tolist()):
+            mine = now[(now["kind"] == Kind.PLACED) & (now["job"] == job)]
+            free += held.pop(job, 0)
+            held[job] = np.bincount(rack[mine["group"]], mine["value"], leaves).astype(int)
+            assert jobs.within[job] == "" or np.count_nonzero(held[job]) == 1
+            free -= held[job]
+            waits.discard(job)
+        assert (free >= 0).all()
+        if name == "fifo(backfill=True)":
+            assert not any(jobs.n_workers[j] <= (free.max() if jobs.within[j] else free.sum()) for j in waits)
+    assert not waits
+    assert not held
+
+
+def test_what_no_rack_holds_is_refused_in_one_line() -> None:
+    cluster = leaf_spine(2, 1, 2, servers=Server("s", ((4, 1e3, 1e3),)))
+    wide = Jobs.of(arrival_s=[0], total_steps=[1], duration_s=1, n_workers=9, within="rack")
+    with pytest.raises(InputError, match=r"job 0 is to lie within one rack; none of .* holds its 9 GPUs, not even"):
+        Experiment.of(wide, cluster=cluster, speed="recorded").session(make("fifo"))
+    with pytest.raises(InputError, match=r"no_network\(4\) has none: its machines hang on no switches"):
+        Experiment.of(wide, cluster=no_network(4), speed="recorded")
+    with pytest.raises(TraceError, match="within is shelf; expected rack or pod, or none"):
+        wide.with_columns(within=["shelf"])

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.job_launcher import GpuClaims, checked_gpus
 from labkit.testbed.run.training import gpus_of, place_of, sites_of
 from labkit.testbed.ssh.fleet import Fleet
+from labkit.testing.scenes import SharedSpeeds
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 from tests.hang import HANG_S
@@ -268,6 +270,82 @@ def test_simulator_and_agents_refuse_the_same_placements(seed):
     except PlacementError:
         taken = False
     assert taken == fits
+
+
+TOLD = r"fit device group|is closed to it|each of which belongs to one task|their workers"
+
+
+def two_hosts(rng):
+    """Return an inventory of two hosts whose GPUs differ in type, memory and mode."""
+    kinds = [
+        f'gpus = {rng.integers(1, 5)}\ndevice_type = "{name}"\nexclusive = {str(bool(rng.integers(2))).lower()}\n'
+        + f"gpu_memory_gb = {rng.choice([16, 32])}\n" * int(rng.integers(2))
+        for name in ("v100", "t4")
+    ]
+    hosts = [
+        f'[[hosts]]\nname = "{name}"\ncpus = 1000\nmemory_gb = 1000\n{kind}'
+        'ssh = { address = "127.0.0.1", user = "u" }\n'
+        for name, kind in zip("ab", kinds, strict=True)
+    ]  # fmt: skip
+    return "".join(hosts)
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_placement_by_hand_is_refused_on_machines_as_in_a_simulation(seed, tmp_path_factory):
+    """Jobs with demands for types and memory, alone and in pairs, put anywhere: an agent hands out whole GPUs, and to
+    the partner of a job those that the job has. Who may have which GPU, and beside whom, is worked out here by hand.
+    """
+    rng = np.random.default_rng(seed)
+    path = tmp_path_factory.mktemp("hosts") / "hosts.toml"
+    path.write_text(two_hosts(rng))
+    inventory = Inventory.read(path)
+    cluster, n = inventory.cluster(), int(rng.integers(2, 6))
+    gpus, group, count = rng.choice([1, 1, 1, 2], n), rng.integers(0, 2, n), rng.integers(1, 3, n)
+    pair = bool(rng.integers(2))
+    if pair:  # mostly of one size and in one place, as it should be
+        gpus[1], group[1], count[1] = (v[0] if rng.random() < 0.8 else v[1] for v in (gpus, group, count))
+    jobs = Jobs.of(
+        arrival_s=np.zeros(n), total_steps=1.0, duration_s=1.0, n_workers=count,
+        worker_demand=np.stack([gpus, gpus * 0, gpus * 0], axis=1),
+        device_type=rng.choice(["", "", "v100", "t4|v100", "!v100"], n).astype(object),
+        gpu_memory_gb=rng.choice([0.0, 0, 0, 0, 12, 17], n),
+    )  # fmt: skip
+    kinds = [cluster.gpu_kinds.get(name) for name in cluster.device_types]
+    sound, free = True, [*map(int, cluster.capacity[:, 0])]
+    for j in range(n):
+        name, kind = cluster.device_types[group[j]], kinds[group[j]]
+        of_type = jobs.device_type[j] in ("", name, "t4|v100") or (jobs.device_type[j] == "!v100" and name == "t4")
+        # a job that no type of the cluster has the memory for is never placed; it is refused before a run
+        sound = sound and of_type and not (kind and kind.memory_gb < jobs.gpu_memory_gb[j])
+        if pair and j == 1:
+            sound = sound and gpus[0] == gpus[1] and group[0] == group[1] and count[0] == count[1]
+            sound = sound and not (kind and kind.exclusive)
+        else:
+            free[group[j]] -= int(count[j] * gpus[j])
+    sound = sound and min(free) >= 0
+    partner = np.full(n, -1, np.int32)
+    partner[:2] = [1, 0] if pair else [-1, -1]
+    placement = Placement.of(np.arange(n), job=np.arange(n), group=group, count=count, partner=partner)
+    simulator = Simulator(jobs, cluster, speed=SharedSpeeds(jobs, cluster))
+    with pytest.MonkeyPatch.context() as patch:
+        hosts = SimpleNamespace(absent={}, up={}, lease_s=600.0)
+        session = SimpleNamespace(hosts=hosts, backups=None, notes=[], deployment=lambda *_, **__: Deaf())
+        patch.setattr("labkit.testbed.run.backend.TestbedSession", lambda *_, **__: session)
+        machines = SshBackend(jobs, inventory, run="hand", folder=path.parent)
+        for backend in (simulator, machines):
+            backend.advance(0.0, stop_at_event=False)
+            with nullcontext() if sound else pytest.raises(PlacementError, match=TOLD):
+                backend.apply(placement)
+
+
+class Deaf:
+    """Stands in for the processes of a job: nothing is started."""
+
+    number, home, progress = 0, "", SimpleNamespace(saved=0)
+
+    def set_target(self, place, **_):
+        """Take note of nothing."""
 
 
 def refused(jobs, cluster, *, ssh):

@@ -41,11 +41,11 @@ def _take(left: Floats, gang: Floats, k: int) -> None:
 
 
 @inner(_nrt=False)
-def all_fit(trace: Trace, work: Scratch) -> bool:
-    """Return whether the gangs of all active jobs surely fit into the sums of what the machines offer."""
-    for r in range(len(trace.budget)):
-        margin = 0.0 if trace.whole else MARGIN * (1.0 + trace.budget[r])
-        if work.requested[r] + margin > trace.budget[r]:
+def _all_fit(trace: Trace, work: Scratch, part: int) -> bool:
+    """Return whether the gangs of all active jobs of a part surely fit into the sums of what its machines offer."""
+    for r in range(trace.budget.shape[1]):
+        margin = 0.0 if trace.whole else MARGIN * (1.0 + trace.budget[part, r])
+        if work.requested[part, r] + margin > trace.budget[part, r]:
             return False
     return True
 
@@ -72,22 +72,27 @@ def _filtered(trace: Trace, queue: Queue, space: FreeTree, part: int, head: int)
 
 
 @inner(_nrt=False)
-def start_waiting(
-    space: FreeTree, trace: Trace, queue: Queue, work: Scratch, strict: bool, filters: bool
+def decide(
+    space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
+    threshold: float, preempts: bool, backfill: bool, moves: bool,
 ) -> bool:  # fmt: skip
-    """Start waiting jobs of each part of the cluster in order; return whether the answer is sure."""
+    """Decide about each part of the cluster; return whether the answer is sure."""
     work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
-    n_parts = 1
-    for k in range(len(trace.part)):
-        n_parts = max(n_parts, trace.part[k] + 1)
     sure = True
-    for part in range(n_parts):
-        sure = sure and _start_of_part(space, trace, queue, work, part, strict, filters)
+    for part in range(len(trace.budget)):
+        if not sure:
+            return False
+        if moves:
+            sure = _place_anew(space, trace, queue, order, work, mind, part, by, now_s, threshold)
+        elif preempts and not _all_fit(trace, work, part):
+            sure = _run_by_order(space, trace, queue, order, work, mind, part, by, now_s, threshold)
+        else:
+            sure = _start_waiting(space, trace, queue, work, part, not (preempts or backfill), not preempts)
     return sure
 
 
 @inner(_nrt=False)
-def _start_of_part(  # noqa: C901 - one pass over the queue, with a way out for each reason
+def _start_waiting(  # noqa: C901 - one pass over the queue, with a way out for each reason
     space: FreeTree, trace: Trace, queue: Queue, work: Scratch, part: int, strict: bool, filters: bool
 ) -> bool:  # fmt: skip
     """Start waiting jobs in order; `strict`: up to the first without room. Tell whether the answer is sure.
@@ -126,7 +131,7 @@ def _start_of_part(  # noqa: C901 - one pass over the queue, with a way out for 
 
 @inner(_nrt=False)
 def _needed(
-    order: RunOrder, trace: Trace, mind: Belief, work: Scratch, kind: int, m: int, by: int, now_s: float,
+    order: RunOrder, trace: Trace, mind: Belief, work: Scratch, part: int, kind: int, m: int, by: int, now_s: float,
     threshold: float,
 ) -> int:  # fmt: skip
     """Return of how many jobs at the end of the order, m or more, the gangs take what is `missing`, and one of `kind`.
@@ -136,7 +141,7 @@ def _needed(
     for r in range(len(work.missing)):
         needs = work.missing[r] + (trace.gang[kind, r] if kind >= 0 else 0.0)
         while order.sums[m, r] < needs:
-            if m == order.reached[N_TAIL] and not fetch(order, trace, mind, by, now_s, threshold):
+            if m == order.reached[N_TAIL] and not fetch(order, trace, mind, part, by, now_s, threshold):
                 return m + 1
             m += 1
     return m
@@ -144,15 +149,16 @@ def _needed(
 
 @inner(_nrt=False)
 def _choose_ahead(
-    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
+    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, part: int, by: int, now_s: float,
+    threshold: float,
 ) -> tuple[int, int]:  # fmt: skip
     """Note which jobs start before the first one in order that has to stop; return how many, and its place in the tail.
 
     Amounts are whole. A job that waits fits if what it needs beyond what is free is held by jobs that come after it.
     """
     for r in range(len(work.missing)):
-        work.missing[r] = order.in_use[r] - trace.budget[r]
-    n_start, m = 0, _needed(order, trace, mind, work, -1, 0, by, now_s, threshold)
+        work.missing[r] = order.in_use[part, r] - trace.budget[part, r]
+    n_start, m = 0, _needed(order, trace, mind, work, part, -1, 0, by, now_s, threshold)
     while True:
         k = first_kind(queue)
         if k < 0:
@@ -160,7 +166,7 @@ def _choose_ahead(
         w = queue.jobs[queue.at[k]]
         if m > 0 and comes_before(order.key, order.tail[m - 1], queue.key, w):
             return n_start, m
-        more = _needed(order, trace, mind, work, k, m, by, now_s, threshold)
+        more = _needed(order, trace, mind, work, part, k, m, by, now_s, threshold)
         if more > order.reached[N_TAIL] or (more > 0 and comes_before(order.key, order.tail[more - 1], queue.key, w)):
             queue.out[k] = True
             continue
@@ -173,28 +179,35 @@ def _choose_ahead(
 
 
 @inner(_nrt=False)
+def _begin_queue(trace: Trace, queue: Queue, part: int) -> None:
+    """Look at the jobs of a part that wait from the first one on."""
+    for k in range(len(queue.out)):
+        queue.at[k] = queue.lo[k]
+        queue.out[k] = trace.part[k] != part
+
+
+@inner(_nrt=False)
 def _choose(  # noqa: C901 - two ordered lists, merged
-    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, by: int, now_s: float, threshold: float
+    order: RunOrder, trace: Trace, queue: Queue, mind: Belief, work: Scratch, part: int, by: int, now_s: float,
+    threshold: float,
 ) -> tuple[int, int]:  # fmt: skip
     """Note which jobs start and which stop, as `labkit.schedulers.base.choose` does; return their numbers.
 
     Of a kind that does not fit into what is left, none does that comes later.
     """
-    for k in range(len(queue.out)):
-        queue.at[k] = queue.lo[k]
-        queue.out[k] = False
-    begin_tail(order)
+    _begin_queue(trace, queue, part)
+    begin_tail(order, part)
     left, n_start, n_stop = work.left, 0, 0
     if trace.whole:
-        n_start, m = _choose_ahead(order, trace, queue, mind, work, by, now_s, threshold)
+        n_start, m = _choose_ahead(order, trace, queue, mind, work, part, by, now_s, threshold)
         for r in range(len(left)):
             left[r] = order.sums[m, r] - work.missing[r] + SLACK
     else:  # sums depend on the order, so all of it counts
-        while fetch(order, trace, mind, by, now_s, threshold):
+        while fetch(order, trace, mind, part, by, now_s, threshold):
             pass
         m = order.reached[N_TAIL]
         for r in range(len(left)):
-            left[r] = trace.budget[r] + SLACK
+            left[r] = trace.budget[part, r] + SLACK
     k = first_kind(queue)
     while True:
         j = order.tail[m - 1] if m > 0 else -1
@@ -238,10 +251,11 @@ def _place_all(
 
 
 @inner(_nrt=False)
-def _behind(queue: Queue, work: Scratch, n: int) -> int:
+def _behind(trace: Trace, queue: Queue, work: Scratch, part: int, n: int) -> int:
     """Note the first jobs that wait and were not chosen behind the n that start; return how many there are."""
-    queue.out[:] = False
     more = 0
+    for k in range(len(queue.out)):
+        queue.out[k] = trace.part[k] != part
     while more < BEHIND:
         k = first_kind(queue)
         if k < 0:
@@ -253,23 +267,63 @@ def _behind(queue: Queue, work: Scratch, n: int) -> int:
 
 
 @inner(_nrt=False)
-def run_by_order(
-    space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, by: int, now_s: float,
-    threshold: float,
+def _place_anew(
+    space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, part: int, by: int,
+    now_s: float, threshold: float,
 ) -> bool:  # fmt: skip
-    """Run the first jobs of the order that the cluster holds, and preempt the others; return whether that is sure."""
+    """Place all jobs in order, as if none held anything; return whether the buffers suffice.
+
+    Of a kind that found no room none is tried again: since then there is only less.
+    """
     numbers = work.numbers
-    numbers[N_SET] = numbers[N_TASKS] = numbers[N_NAMED] = 0
     settle(order, trace, mind, by, now_s, threshold)
     turn(order, trace, mind, by, now_s, threshold)
-    n_start, n_stop = _choose(order, trace, queue, mind, work, by, now_s, threshold)
+    _begin_queue(trace, queue, part)
+    begin_tail(order, part)
+    while fetch(order, trace, mind, part, by, now_s, threshold):
+        pass
+    m = order.reached[N_TAIL]
+    _give_up(space, trace, work, mind, order.tail[:m][::-1])
+    while True:
+        k, j = first_kind(queue), order.tail[m - 1] if m > 0 else -1
+        if k < 0 and j < 0:
+            return True
+        if numbers[N_TASKS] + len(space.free) > len(work.job):
+            return False
+        runs = k < 0 or (j >= 0 and not comes_before(queue.key, queue.jobs[queue.at[k]], order.key, j))
+        if runs:
+            m -= 1
+            k = trace.kind[j]
+        else:
+            j = queue.jobs[queue.at[k]]
+            queue.at[k] += 1
+        placed = not queue.out[k] and place(space, trace, work, j)
+        queue.out[k] = not placed
+        if placed or runs:
+            work.set_jobs[numbers[N_SET]] = j
+            numbers[N_SET] += 1
+
+
+@inner(_nrt=False)
+def _run_by_order(
+    space: FreeTree, trace: Trace, queue: Queue, order: RunOrder, work: Scratch, mind: Belief, part: int, by: int,
+    now_s: float, threshold: float,
+) -> bool:  # fmt: skip
+    """Run the first jobs of the order that a part of the cluster holds; return whether the answer is sure.
+
+    The others are preempted. Where GPUs count one by one it is the only part.
+    """
+    numbers, n_before = work.numbers, work.numbers[N_SET]
+    settle(order, trace, mind, by, now_s, threshold)
+    turn(order, trace, mind, by, now_s, threshold)
+    n_start, n_stop = _choose(order, trace, queue, mind, work, part, by, now_s, threshold)
     if n_start == 0:
         return True
     start, stop = work.start[:n_start], work.stop[:n_stop]
     _give_up(space, trace, work, mind, stop)
     queue.stuck[:] = False
     sure = _place_all(space, trace, queue, work, start, False)
-    all_start, n_named = numbers[N_SET] == n_start, 0
+    all_start, n_named = numbers[N_SET] - n_before == n_start, 0
     if not trace.whole and not (all_start and n_stop == 0):
         if len(space.before):
             sure = sure and name_gpus(
@@ -285,7 +339,7 @@ def run_by_order(
         _touch_allocation(space, trace, work, mind, j)
     sure = sure and _place_all(space, trace, queue, work, work.stop[:n_gone], True)
     if not all_start:
-        more = _behind(queue, work, n_start)
+        more = _behind(trace, queue, work, part, n_start)
         sure = sure and _place_all(space, trace, queue, work, work.start[n_start : n_start + more], False)
     queue.stuck[:] = False
     work.numbers[N_NAMED] = n_named

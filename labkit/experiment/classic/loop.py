@@ -9,7 +9,7 @@ from labkit.core.book import release
 from labkit.core.clock import next_arrival_s, pop, push, slot_after
 from labkit.core.events import Events, Kind
 from labkit.core.resources import Ints
-from labkit.experiment.classic.decide import all_fit, run_by_order, start_waiting
+from labkit.experiment.classic.decide import decide
 from labkit.experiment.classic.gpus import name_gpus
 from labkit.experiment.classic.nouns import (
     DONE,
@@ -34,7 +34,7 @@ from labkit.experiment.classic.nouns import (
     Trace,
     Truth,
 )
-from labkit.experiment.classic.order import add, forget_all, join, key_of, leave, remove
+from labkit.experiment.classic.order import add, forget_all, join, key_of, leave, part_of, remove
 from labkit.experiment.classic.room import fill, mark, restore
 from labkit.kernels import inner, kernel
 from labkit.simulator import kernels
@@ -161,8 +161,8 @@ def _end(
     work.numbers[N_DEAD] += 1
     if preempts:
         leave(order, trace, j)
-    for r in range(len(work.requested)):
-        work.requested[r] -= trace.gang[trace.kind[j], r]
+    for r in range(work.requested.shape[1]):
+        work.requested[part_of(trace, j), r] -= trace.gang[trace.kind[j], r]
     return n
 
 
@@ -214,8 +214,8 @@ def _pass(  # noqa: C901 - a branch for each thing that happens
     for i in range(arrived, n):
         j = out[i].job
         add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
-        for r in range(len(work.requested)):
-            work.requested[r] += trace.gang[trace.kind[j], r]
+        for r in range(work.requested.shape[1]):
+            work.requested[part_of(trace, j), r] += trace.gang[trace.kind[j], r]
     work.numbers[N_ROWS] = n
     return now_s
 
@@ -237,8 +237,8 @@ def _set_up(
     for i in range(truth.counts[kernels.N_RUNNING]):
         _await(truth, work, truth.running[i])
     for j in active:
-        for r in range(len(work.requested)):
-            work.requested[r] += trace.gang[trace.kind[j], r]
+        for r in range(work.requested.shape[1]):
+            work.requested[part_of(trace, j), r] += trace.gang[trace.kind[j], r]
         if mind.belief[j].phase == ledger.WAITING:
             add(queue, trace.kind[j], j, key_of(by, j, trace, mind, now_s, threshold))
         elif preempts:
@@ -248,13 +248,10 @@ def _set_up(
 @inner(_nrt=False)
 def _decide(
     truth: Truth, trace: Trace, mind: Belief, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
-    threshold: float, preempts: bool, backfill: bool, now_s: float,
+    threshold: float, preempts: bool, backfill: bool, moves: bool, now_s: float,
 ) -> bool:  # fmt: skip
-    """Decide; return whether the answer is sure."""
-    if preempts and not all_fit(trace, work):
-        sure = run_by_order(space, trace, queue, order, work, mind, by, now_s, threshold)
-    else:
-        sure = start_waiting(space, trace, queue, work, not (preempts or backfill), not preempts)
+    """Decide, and name the GPUs where they count one by one; return whether the answer is sure."""
+    sure = decide(space, trace, queue, order, work, mind, by, now_s, threshold, preempts, backfill, moves)
     if len(space.before) == 0 or not sure or work.numbers[N_SET] == 0:
         return sure
     set_jobs = work.set_jobs[: work.numbers[N_SET]]
@@ -266,8 +263,8 @@ def _decide(
 @kernel(_nrt=False)
 def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
     truth: Truth, mind: Belief, trace: Trace, space: FreeTree, queue: Queue, order: RunOrder, work: Scratch, by: int,
-    threshold: float, preempts: bool, backfill: bool, slot_s: float, patience: int, now_s: float, until_s: float,
-    soft: int, active: Ints, out: Events,
+    threshold: float, preempts: bool, backfill: bool, moves: bool, slot_s: float, patience: int, now_s: float,
+    until_s: float, soft: int, active: Ints, out: Events,
 ) -> tuple[int, float]:  # fmt: skip
     """Decide and let time pass, as `Session.run` does; return why it ended, and the time.
 
@@ -284,10 +281,10 @@ def stretch(  # noqa: C901 - the loop of a session, a way out for each reason
             code = FULL
             break
         counts = mind.counts
-        if counts[ledger.N_ARRIVED] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
+        if not moves and counts[ledger.N_ARRIVED] == counts[ledger.N_DONE] + counts[ledger.N_HOLDING]:
             numbers[N_SET] = numbers[N_TASKS] = 0  # nobody waits
         elif not _decide(
-            truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, now_s
+            truth, trace, mind, space, queue, order, work, by, threshold, preempts, backfill, moves, now_s
         ):  # fmt: skip
             code = UNSURE
             break

@@ -93,7 +93,7 @@ class Trace(NamedTuple):
     groups : array of bool
         (parts, G) the device groups of each part.
     budget : array
-        (R,) what the machines offer in all.
+        (parts, R) what the machines of each part offer in all.
     whole : bool
         All amounts are whole numbers, so that sums are exact in any order.
     tie : float
@@ -187,17 +187,18 @@ class RunOrder(NamedTuple):
     Attributes
     ----------
     jobs : array
-        (2, M) by `at` and number: those whose keys go on, and those that have turned; `size` (2,) of each.
+        (2 parts, M) by `at` and number, of each part of the cluster those whose keys go on, and those that have turned;
+        `size` (2 parts,) of each.
     reached : array
         (6,) how many of both lists are yet to be looked at, and the counters `N_NEAR`, `N_TAIL`, `N_TURNS`, `N_NEW`.
     at : array
         (N,) what a list is sorted by: the declared end of a job, or its key.
     part : array
-        (N,) the list that a job is in, 2 where it has yet to be put into one, or -1.
+        (N,) the list of its part that a job is in, 2 where it has yet to be put into one, or -1.
     new : array
         (2 M,) the jobs that have yet to be put into a list, and others that had to be and run no more.
     in_use : array
-        (R,) what the gangs of all of them take.
+        (parts, R) what the gangs of all of them take.
     turn_s : array
         (N,) when a job of the first list turns.
     turns_s, turns : array
@@ -235,7 +236,7 @@ class Scratch(NamedTuple):
     numbers : array
         Counters: `QUIET`, ...
     requested : array
-        (R,) what the gangs of all active jobs need.
+        (parts, R) what the gangs of all active jobs need.
     ends_s, ends : array
         A heap of the moments at which jobs end, and their numbers.
     set_jobs, job, role, group, count : array

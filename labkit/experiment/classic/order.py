@@ -143,16 +143,16 @@ def first_kind(queue: Queue) -> int:
 # --- who runs
 
 
-def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
-    """Return an order for some of n_jobs jobs, `most` at once."""
+def empty_order(n_jobs: int, most: int, n_parts: int, n_resources: int) -> RunOrder:
+    """Return an order for some of n_jobs jobs, `most` at once, of several parts of a cluster."""
     return RunOrder(
-        jobs=np.empty((2, most), np.int32),
-        size=np.zeros(2, np.int64),
+        jobs=np.empty((2 * n_parts, most), np.int32),
+        size=np.zeros(2 * n_parts, np.int64),
         reached=np.zeros(REACHED, np.int64),
         at=np.empty(n_jobs),
         part=np.full(n_jobs, -1, np.int8),
         new=np.empty(2 * most, np.int32),
-        in_use=np.zeros(n_resources),
+        in_use=np.zeros((n_parts, n_resources)),
         turn_s=np.empty(n_jobs),
         turns_s=np.empty(2 * most + 1),
         turns=np.empty(2 * most + 1, np.int32),
@@ -164,9 +164,15 @@ def empty_order(n_jobs: int, most: int, n_resources: int) -> RunOrder:
 
 
 @inner(_nrt=False)
+def part_of(trace: Trace, j: int) -> int:
+    """Return the part of the cluster that a job is in."""
+    return trace.part[trace.kind[j]]
+
+
+@inner(_nrt=False)
 def forget_all(order: RunOrder) -> None:
     """Empty the order."""
-    for c in range(2):
+    for c in range(len(order.size)):
         for i in range(order.size[c]):
             order.part[order.jobs[c, i]] = -1
         order.size[c] = 0
@@ -191,8 +197,9 @@ def _where(order: RunOrder, c: int, j: int) -> int:
 
 
 @inner(_nrt=False)
-def _insert(order: RunOrder, c: int, j: int, at: float) -> None:
-    order.at[j], order.part[j] = at, c
+def _insert(order: RunOrder, trace: Trace, of: int, j: int, at: float) -> None:
+    order.at[j], order.part[j] = at, of
+    c = 2 * part_of(trace, j) + of
     p, n = _where(order, c, j), order.size[c]
     for i in range(n, p, -1):
         order.jobs[c, i] = order.jobs[c, i - 1]
@@ -201,8 +208,8 @@ def _insert(order: RunOrder, c: int, j: int, at: float) -> None:
 
 
 @inner(_nrt=False)
-def _delete(order: RunOrder, j: int) -> None:
-    c = order.part[j]
+def _delete(order: RunOrder, trace: Trace, j: int) -> None:
+    c = 2 * part_of(trace, j) + order.part[j]
     for i in range(_where(order, c, j), order.size[c] - 1):
         order.jobs[c, i] = order.jobs[c, i + 1]
     order.part[j] = -1
@@ -217,16 +224,16 @@ def leave(order: RunOrder, trace: Trace, j: int) -> None:
     if order.part[j] == NEW:
         order.part[j] = -1
     else:
-        _delete(order, j)
-    for r in range(len(order.in_use)):
-        order.in_use[r] -= trace.gang[trace.kind[j], r]
+        _delete(order, trace, j)
+    for r in range(order.in_use.shape[1]):
+        order.in_use[part_of(trace, j), r] -= trace.gang[trace.kind[j], r]
 
 
 @inner(_nrt=False)
 def join(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: float, threshold: float) -> None:
     """Add a job that runs from now on; `settle` puts it into a list."""
-    for r in range(len(order.in_use)):
-        order.in_use[r] += trace.gang[trace.kind[j], r]
+    for r in range(order.in_use.shape[1]):
+        order.in_use[part_of(trace, j), r] += trace.gang[trace.kind[j], r]
     if order.reached[N_NEW] == len(order.new):  # jobs that run no more fill it
         settle(order, trace, mind, by, now_s, threshold)
     order.new[order.reached[N_NEW]] = j
@@ -248,18 +255,19 @@ def _file(order: RunOrder, trace: Trace, mind: Belief, by: int, j: int, now_s: f
     """Put a job into the list where it belongs."""
     key = key_of(by, j, trace, mind, now_s, threshold)
     if has_turned(by, j, trace, mind, now_s, threshold):
-        _insert(order, 1, j, key)
+        _insert(order, trace, 1, j, key)
         return
-    _insert(order, 0, j, now_s + key if by == BY_REMAINING else key)
+    _insert(order, trace, 0, j, now_s + key if by == BY_REMAINING else key)
     order.turn_s[j] = _turn_s(by, j, trace, mind, now_s, threshold)
     if order.reached[N_TURNS] == len(order.turns):  # moments of jobs that run no more fill it
         order.reached[N_TURNS] = 0
-        for i in range(order.size[0]):
-            other = order.jobs[0, i]
-            if other != j:
-                order.reached[N_TURNS] = push(
-                    order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[other], other
-                )
+        for c in range(0, len(order.size), 2):
+            for i in range(order.size[c]):
+                other = order.jobs[c, i]
+                if other != j:
+                    order.reached[N_TURNS] = push(
+                        order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[other], other
+                    )
     order.reached[N_TURNS] = push(order.turns_s, order.turns, order.reached[N_TURNS], order.turn_s[j], j)
 
 
@@ -305,35 +313,35 @@ def turn(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, thr
         j, at_s = order.turns[0], order.turns_s[0]
         order.reached[N_TURNS] = pop(order.turns_s, order.turns, order.reached[N_TURNS])
         if order.part[j] == 0 and order.turn_s[j] == at_s:
-            _delete(order, j)
-            _insert(order, 1, j, key_of(by, j, trace, mind, now_s, threshold))
+            _delete(order, trace, j)
+            _insert(order, trace, 1, j, key_of(by, j, trace, mind, now_s, threshold))
 
 
 # --- the last ones first
 
 
 @inner(_nrt=False)
-def begin_tail(order: RunOrder) -> None:
-    """Look at the order from its end."""
+def begin_tail(order: RunOrder, part: int) -> None:
+    """Look at the order of a part of the cluster from its end."""
     order.reached[N_TAIL] = order.reached[N_NEAR] = 0
-    order.reached[0], order.reached[1] = order.size[0], order.size[1]
+    order.reached[0], order.reached[1] = order.size[2 * part], order.size[2 * part + 1]
 
 
 @inner(_nrt=False)
 def _look_near(
-    order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float
+    order: RunOrder, trace: Trace, mind: Belief, part: int, by: int, now_s: float, threshold: float
 ) -> None:  # fmt: skip
     """Fetch the last jobs of the first list whose keys are too near to be sure of their order, and sort them."""
-    last = order.reached[0]
+    jobs, last = order.jobs[2 * part], order.reached[0]
     first = last - 1
     while first > 0 and by == BY_REMAINING:
-        at_s = order.at[order.jobs[0, first]]
+        at_s = order.at[jobs[first]]
         tie_s = trace.tie * (1.0 + at_s)
-        if at_s - order.at[order.jobs[0, first - 1]] > tie_s and at_s > now_s + tie_s:  # else all are as good as done
+        if at_s - order.at[jobs[first - 1]] > tie_s and at_s > now_s + tie_s:  # else all are as good as done
             break
         first -= 1
     for i in range(first, last):
-        j, n = order.jobs[0, i], i - first
+        j, n = jobs[i], i - first
         order.key[j] = key_of(by, j, trace, mind, now_s, threshold)
         while n > 0 and comes_before(order.key, j, order.key, order.near[n - 1]):
             order.near[n] = order.near[n - 1]
@@ -349,16 +357,16 @@ def comes_before(keys: Floats, j: int, other_keys: Floats, other: int) -> bool:
 
 
 @inner(_nrt=False)
-def fetch(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, threshold: float) -> bool:
+def fetch(order: RunOrder, trace: Trace, mind: Belief, part: int, by: int, now_s: float, threshold: float) -> bool:
     """Add the job that comes before those of the tail to it, and its gang to the sums; False: there is none."""
     reached = order.reached
     if reached[N_NEAR] == 0 and reached[0] > 0:
-        _look_near(order, trace, mind, by, now_s, threshold)
+        _look_near(order, trace, mind, part, by, now_s, threshold)
     if reached[N_NEAR] == 0 and reached[1] == 0:
         return False
     late = -1
     if reached[1] > 0:
-        late = order.jobs[1, reached[1] - 1]
+        late = order.jobs[2 * part + 1, reached[1] - 1]
         order.key[late] = key_of(by, late, trace, mind, now_s, threshold)
     if reached[N_NEAR] > 0 and (late < 0 or comes_before(order.key, late, order.key, order.near[reached[N_NEAR] - 1])):
         j = order.near[reached[N_NEAR] - 1]
@@ -368,7 +376,7 @@ def fetch(order: RunOrder, trace: Trace, mind: Belief, by: int, now_s: float, th
         reached[1] -= 1
     m = reached[N_TAIL]
     order.tail[m] = j
-    for r in range(len(order.in_use)):
+    for r in range(order.in_use.shape[1]):
         order.sums[m + 1, r] = order.sums[m, r] + trace.gang[trace.kind[j], r]
     reached[N_TAIL] = m + 1
     return True

@@ -34,7 +34,7 @@ from labkit.experiment.classic.room import empty_room
 from labkit.kernels import inner, kernel
 from labkit.placers.kernels import MANY_KINDS
 from labkit.placers.rules import shares_of
-from labkit.schedulers.rule import Rule, rule_of
+from labkit.schedulers.rule import Rule, may_move, rule_of
 from labkit.simulator import Simulator
 
 MOST_KINDS: Final = MANY_KINDS
@@ -65,15 +65,17 @@ class Stretches:
 
     def __init__(self, session: SteppedRun, rule: Rule, trace: Trace, overheads: Floats) -> None:
         self._session, self._rule, self._trace, self._overheads = session, rule, trace, overheads
+        self._moves = rule.preempts and may_move(session.backend.cluster, rule.moves)
         n_jobs, (n_sets, n_groups) = len(trace.kind), trace.hosts.shape
-        self._space = empty_room(n_groups, len(trace.budget), n_sets, session.ledger.book.n_devices)
+        n_parts, n_resources = trace.budget.shape
+        self._space = empty_room(n_groups, n_resources, n_sets, session.ledger.book.n_devices)
         self._queue = empty_queue(trace.kind, len(trace.n_workers))
-        n_resources, most = len(trace.budget), _most_tasks(trace, session)
+        most = _most_tasks(trace, session)
         ordered, at_once = (n_jobs, min(n_jobs, most)) if rule.preempts else (0, 0)
-        self._order = empty_order(ordered, at_once, n_resources)
+        self._order = empty_order(ordered, at_once, n_parts, n_resources)
         self._work = _work(
-            n_jobs, n_tasks=most + 2 * n_groups, n_resources=n_resources, n_devices=session.ledger.book.n_devices
-        )
+            n_jobs, n_tasks=most + 2 * n_groups, shape=trace.budget.shape, n_devices=session.ledger.book.n_devices
+        )  # fmt: skip
         self._out = np.empty(ROWS + len(self._work.job) + 4 * n_jobs + 8, EVENT)
 
     @classmethod
@@ -87,8 +89,10 @@ class Stretches:
         overheads = backend.plain_overheads()
         if trace is None or overheads is None or session.ledger.some_at_home or not session.ledger.up.all():
             return None
-        if trace.part.any() and (rule.preempts or getattr(scheduler, "over_partitions", False)):
-            return None
+        if len(trace.budget) > 1:
+            named = session.ledger.book.n_devices > 0 and rule.preempts and not may_move(backend.cluster, rule.moves)
+            if named or getattr(scheduler, "over_partitions", False):
+                return None
         return cls(session, rule, trace, overheads)
 
     def go(self, until_s: float) -> bool:
@@ -107,8 +111,8 @@ class Stretches:
         patience = 0 if math.isinf(cadence.slot_s) else session.patience
         code, now_s = stretch(
             truth, mind, self._trace, self._space, self._queue, self._order, self._work, rule.key, rule.threshold_gpu_s,
-            rule.preempts, rule.backfill, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS, active,
-            self._out,
+            rule.preempts, rule.backfill, self._moves, cadence.slot_s, patience, backend.now_s, float(until_s), ROWS,
+            active, self._out,
         )  # fmt: skip
         backend.has_moved(now_s)
         n_decisions = int(numbers[N_DECISIONS])
@@ -134,10 +138,9 @@ def _trace(session: SteppedRun) -> Trace | None:
     speed, duration_s = np.ascontiguousarray(gang_speeds()), np.ascontiguousarray(jobs.duration_s, np.float64)
     if not (np.isfinite(speed).all() and (speed > 0).all() and np.isfinite(duration_s).all()):
         return None
-    demand = np.ascontiguousarray(jobs.worker_demand, np.float64)
-    runs_on = np.ascontiguousarray(session.runs_on)
+    demand, runs_on = np.ascontiguousarray(jobs.worker_demand, np.float64), np.ascontiguousarray(session.runs_on)
     hosting = session.ledger.hosting
-    if hosting is not None and not _plain(hosting, cluster):
+    if not _plain(hosting, cluster):
         return None
     row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
     kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
@@ -147,6 +150,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     book = empty_book(cluster, n_devices=session.ledger.book.n_devices)
     open_to = np.ones((1, cluster.n_groups), np.bool_) if hosting is None else hosting.open
     hosts, tries = _tries(cluster, book, open_to[row[first]], runs_on[first], worker, n_workers)
+    parts = _parts(hosting, cluster)
     return Trace(
         arrival_s=np.ascontiguousarray(jobs.arrival_s, np.float64).copy(),
         duration_s=duration_s.copy(),
@@ -161,9 +165,9 @@ def _trace(session: SteppedRun) -> Trace | None:
         tries=tries,
         shares=_shares(cluster, book.capacity, hosts, tries, worker, n_workers, lies),
         splits=np.isin(lies, (SPLIT, PREFER)),
-        part=np.zeros(len(first), np.int32) if hosting is None else hosting.part_of(row[first]),
-        groups=np.ones((1, cluster.n_groups), np.bool_) if hosting is None else np.array(hosting.parts),
-        budget=cluster.capacity[session.ledger.up[cluster.group_machine]].sum(axis=0),
+        part=hosting.part_of(row[first]) if hosting is not None else np.zeros(len(first), np.int32),
+        groups=parts,
+        budget=np.array([cluster.capacity[part].sum(axis=0) for part in parts]),
         whole=_whole(worker) and _whole(cluster.capacity),
         tie=TIE if np.allclose(duration_s * speed, of.total_steps, rtol=STEADY, atol=0.0) else math.inf,
     )
@@ -175,10 +179,18 @@ def _of_whole_workers(session: SteppedRun) -> bool:
     return len(jobs) > 0 and not jobs.n_ps.any() and bool((jobs.worker_demand[:, GPUS] > 0).all())
 
 
-def _plain(hosting: HostRules, cluster: Cluster) -> bool:
+def _parts(hosting: HostRules | None, cluster: Cluster) -> Bools:
+    """Return the device groups of each part of the cluster that is asked by itself, (parts, G)."""
+    divided = hosting is not None and len(hosting.parts) > 1
+    return np.array(hosting.parts) if hosting is not None and divided else np.ones((1, cluster.n_groups), np.bool_)
+
+
+def _plain(hosting: HostRules | None, cluster: Cluster) -> bool:
     """Return whether kernels know the rules about machines."""
+    if hosting is None:
+        return True
     several_groups = cluster.n_groups > cluster.n_machines
-    return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups)
+    return math.isinf(hosting.wait_s) and not (hosting.spread.any() and several_groups) and not hosting.zone.any()
 
 
 def _tries(
@@ -227,11 +239,11 @@ def _most_tasks(trace: Trace, session: SteppedRun) -> int:
     return int(min(offered.sum() + len(offered), MOST_TASKS))
 
 
-def _work(n_jobs: int, *, n_tasks: int, n_resources: int, n_devices: int) -> Scratch:
-    by_gpu = int(n_devices > 0)
+def _work(n_jobs: int, *, n_tasks: int, shape: tuple[int, int], n_devices: int) -> Scratch:
+    by_gpu, n_resources = int(n_devices > 0), shape[1]
     return Scratch(
         numbers=np.zeros(9, np.int64),
-        requested=np.zeros(n_resources),
+        requested=np.zeros(shape),
         ends_s=np.empty(n_jobs + 1),
         ends=np.empty(n_jobs + 1, np.int32),
         set_jobs=np.empty(n_jobs, np.int32),

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 
-from labkit.core import checks
 from labkit.core.below import Below, read_plain
 from labkit.core.book import NO_AMOUNTS
-from labkit.core.complaints import complaint
+from labkit.core.complaints import PlacementChecks
 from labkit.core.errors import InputError, PlacementError
 from labkit.core.events import NEWS, NO_EVENTS, Cause, Events, Kind, asides, joined, repaired
 from labkit.core.jobs import Jobs
 from labkit.core.ledger import DONE, HOLDING, Ledger
 from labkit.core.placement import Placement, Repair, Repairs
-from labkit.core.repairs import refuse_repairs
 from labkit.elastic.protocol.messages.clients import MemberStatus
 from labkit.system.printing import printable
 from labkit.testbed.agent.messages import Refusal, YardstickReading, check_name
@@ -192,7 +190,8 @@ class SshBackend:
         self.notes: list[str] = []  # problems on the way, in sentences
         self._inbox = Inbox()
         self._ledger = Ledger(jobs, self.cluster)
-        self._first_row, self._mate = np.full(len(jobs), -1, np.int32), np.full(len(jobs), -1, np.int32)
+        none = np.full((2, len(jobs)), -1, np.int32)
+        self._checks = PlacementChecks(jobs, self.cluster, first_row=none[0], mate=none[1])
         self._n_arrived = 0
         self._history, self._last_s = NO_EVENTS, 0.0
         self._began_at = wall_s() if began_at is None else began_at
@@ -319,21 +318,9 @@ class SshBackend:
                 f"job {self.jobs.id[placement.declined[0]]} is declined, but on machines no job is given up by a "
                 "decision; leave it waiting."
             )
-        if len(placement.partner) not in (0, len(placement.set_jobs)):
-            raise PlacementError(
-                f"the placement sets {len(placement.set_jobs)} jobs and has {len(placement.partner)} partners; give "
-                "one for each, -1 for none, or no partners at all."
-            )
         book.ensure(len(placement))
-        fault, where = checks.check(
-            placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, placement.devices, ledger.belief, DONE, book.allocations, book.tasks,
-            book.left, book.demand, ledger.up, self.cluster.group_machine.astype(np.int32), self._first_row, self._mate,
-        )  # fmt: skip
-        self._first_row[:] = self._mate[:] = -1
-        if fault != checks.OK:
-            raise PlacementError(complaint(fault, where, placement, self.jobs, self.cluster, book.free))
-        refuse_repairs(placement, book.allocations, self.jobs)
+        self._checks.refuse(placement, book, phases=ledger.belief, over=DONE, up=ledger.up)
+        self._checks.forget()
 
     def _set(self, number: int, placement: Placement) -> list[Events]:
         """Set the placement of one job; return the events that follow at once."""

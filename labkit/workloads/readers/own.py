@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _TEXT: Final = ("id", "model", "user")
 _NAMES: Final = (
-    "device_type", "measured_on", "reservation", "partition", "consolidate", "constraint", "after", "array", "qos",
-    "recorded_hosts",
+    "device_type", "measured_on", "reservation", "partition", "consolidate", "within", "constraint", "after", "array",
+    "qos", "recorded_hosts",
 )  # fmt: skip
 _COUNTS: Final = {"n_workers": 1, "max_workers": 1, "n_ps": 0, "max_ps": 0, "home": -1, "nodes": 0, "at_most": 0}
 _POSITIVE: Final = ("total_steps", "true_steps", "steps_per_epoch", "weight")
@@ -175,7 +175,7 @@ def _compact(frame: pd.DataFrame) -> pd.DataFrame:
         "partition": "",
         "consolidate": "",
         "nodes": 0,
-        **dict.fromkeys(("constraint", "after", "array", "qos", "recorded_hosts"), ""),
+        **dict.fromkeys(("within", "constraint", "after", "array", "qos", "recorded_hosts"), ""),
         "at_most": 0,
         "weight": 1.0,
         "user": "user",
