@@ -59,8 +59,8 @@ class PlacementChecks:
             )
         fault, where = checks.check(
             placement.set_jobs, placement.partner, placement.job, placement.role, placement.group, placement.count,
-            placement.cpus, placement.memory_gb, placement.devices, phases, over, book.allocations, book.tasks, book.left,
-            book.demand, up, self._group_machine, self._first_row, self._mate,
+            placement.cpus, placement.memory_gb, placement.devices, phases, over, book.allocations, book.tasks,
+            book.left, book.demand, up, self._group_machine, self._first_row, self._mate,
         )  # fmt: skip
         try:
             if fault != checks.OK:
