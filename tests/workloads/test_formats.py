@@ -281,6 +281,9 @@ def test_an_object_that_tells_of_pods_is_their_job(tmp_path, entry, gpu_hours):
     found = assert_read(path, "kubernetes", jobs=1, gpu_hours=gpu_hours)
     assert found.jobs.id.tolist() == ["lab/tj"]
     assert any("pods are not listed of 1" in note for note in found.jobs.notes)
+    conditions = entry["status"].get("conditions") or ()
+    guessed = entry["kind"] == "JobSet" and "startTime" not in entry["status"] and len(conditions) == 1
+    assert any("start at their creation" in note for note in found.jobs.notes) == guessed
 
 
 def test_of_an_object_its_pods_and_what_it_made_one_counts(tmp_path):

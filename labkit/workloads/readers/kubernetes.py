@@ -17,7 +17,7 @@ from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
-from labkit.workloads.readers.kubernetes_objects import expanded
+from labkit.workloads.readers.kubernetes_objects import START_GUESSED, expanded
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
@@ -298,6 +298,10 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
         "their GPU-hours",
     )
     ledger.remark(
+        [gang.first.starts_at_creation for gang in gangs],
+        "no start told, so that they start at their creation",
+    )
+    ledger.remark(
         [gang.first.guessed for gang in gangs],
         "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
     )
@@ -353,6 +357,8 @@ class Pod:
         What it asked for; NaN cores: nothing was said.
     guessed : bool
         Its GPUs are slices.
+    starts_at_creation : bool
+        Its start is not told: the moment of its creation counts.
     uid, identity : str
         Its own uid, and that of the object whose name is the job's; "" where they are not told.
     index : str
@@ -382,6 +388,7 @@ class Pod:
     cpus: float
     memory_gb: float
     guessed: bool
+    starts_at_creation: bool = False
     uid: str = ""
     identity: str = ""
     index: str = ""
@@ -454,6 +461,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         cpus=min(cpus, _MOST_CORES) if cpus > 0 else float("nan"),
         memory_gb=_requested(spec, lambda one: _of(one, "memory")) / 2.0**30,
         guessed=slices,
+        starts_at_creation=status.get(START_GUESSED) is True,
         uid=uid,
         identity=owner[2] if owner[1] and owner[1] == str(labels.get(label, owner[1])) else "" if label else uid,
         index=str(labels.get(INDEX_LABEL) or ""),

@@ -12,6 +12,8 @@ from labkit.core.device_names import quantity, slice_of
 
 OWN_JOB: Final = "training.kubeflow.org/job-name"
 OWN_ROLE: Final = "training.kubeflow.org/replica-type"
+START_GUESSED: Final = "labkit/start-guessed"
+"""In the status of a pod: that the moment of creation stands for a start which nothing tells."""
 STARTED: Final = ("Running", "Admitted", "JobRunning")
 """Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's."""
 OVER: Final = {"Succeeded": "Succeeded", "Complete": "Succeeded", "Completed": "Succeeded", "Finished": "Succeeded",
@@ -161,14 +163,15 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
     begun = next((moments[kind] for kind in STARTED if moments.get(kind) and str(moments[kind]) != str(ends)), None)
     starts = begun or status.get("startTime")
-    if over and _kind(entry) == "JobSet":  # its status tells no start
-        starts = starts or _metadata(entry).get("creationTimestamp")
+    guess = bool(over) and not starts and _kind(entry) == "JobSet"  # its status tells no start
+    starts = _metadata(entry).get("creationTimestamp") if guess else starts
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
     ran = {"terminated": {"startedAt": starts, "finishedAt": ends}} if ends and starts else running
     done = "" if not (over or ends) else OVER.get(over, "Succeeded")
     return {
         "phase": done or ("Running" if starts else "Pending"),
         "containerStatuses": [{"name": "all", "state": ran}],
+        START_GUESSED: guess,
     }
 
 
