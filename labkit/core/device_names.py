@@ -141,7 +141,7 @@ def part_of(resource: str) -> float | None:
 def requested_gpus(amounts: Mapping[str, float]) -> float:
     """Return the GPUs of a container by its resources.
 
-    >>> gpus_asked({"nvidia.com/gpu": 2, "cpu": 8}), gpus_asked({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})
+    >>> requested_gpus({"nvidia.com/gpu": 2, "cpu": 8}), requested_gpus({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})
     (2.0, 0.3)
     """
     parts = {name: part for name in amounts if (part := part_of(name)) is not None}

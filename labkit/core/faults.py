@@ -11,7 +11,7 @@ MAX_LISTED: Final = 20
 def fault_report(name: str, faults: Sequence[str]) -> str:
     """Return one message for all faults of a file, the first 20 of them in full.
 
-    >>> told("a.csv", ["line 1: bad", "line 2: bad"])
+    >>> fault_report("a.csv", ["line 1: bad", "line 2: bad"])
     'a.csv: 2 faults: line 1: bad; line 2: bad.'
     """
     shown = "; ".join(faults[:MAX_LISTED])

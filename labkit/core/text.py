@@ -85,7 +85,7 @@ def without_seed(trace: str) -> str:
 def text_or_none(value: object) -> str:
     """Return a value of a table as text; pandas makes NaN of None.
 
-    >>> none_told(float("nan")), none_told(None), none_told(2)
+    >>> text_or_none(float("nan")), text_or_none(None), text_or_none(2)
     ('None', 'None', '2')
     """
     return "None" if value is None or value != value else str(value)
