@@ -141,8 +141,10 @@ def part_of(resource: str) -> float | None:
 def requested_gpus(amounts: Mapping[str, float]) -> float:
     """Return the GPUs of a container by its resources.
 
-    >>> requested_gpus({"nvidia.com/gpu": 2, "cpu": 8}), requested_gpus({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})
-    (2.0, 0.3)
+    >>> requested_gpus({"nvidia.com/gpu": 2, "cpu": 8})
+    2.0
+    >>> requested_gpus({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30})
+    0.3
     """
     parts = {name: part for name in amounts if (part := part_of(name)) is not None}
     plain = sum(amounts[name] * part for name, part in parts.items() if name not in HUNDREDTHS)

@@ -311,8 +311,10 @@ def _training(queue: RunQueue, folder: Path) -> TrainingTable:
 def _with_absolute_paths(scheduler: str, where: str) -> str:
     """Return the name of a scheduler; files of one's own by their absolute paths.
 
-    >>> _with_absolute_paths("mine.py:Mine(k=2)", "/users/ada"), _with_absolute_paths("a=drf(placer='mine.py:P')", "/users/ada")
-    ('/users/ada/mine.py:Mine(k=2)', "a=drf(placer='/users/ada/mine.py:P')")
+    >>> _with_absolute_paths("mine.py:Mine(k=2)", "/users/ada")
+    '/users/ada/mine.py:Mine(k=2)'
+    >>> _with_absolute_paths("a=drf(placer='mine.py:P')", "/users/ada")
+    "a=drf(placer='/users/ada/mine.py:P')"
     """
     return _FILE.sub(lambda file: str(Path(where) / file[0]), scheduler)
 
