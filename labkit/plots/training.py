@@ -492,7 +492,7 @@ def _speed_panel(speed: pd.DataFrame, predicted: pd.DataFrame, marks: pd.DataFra
             y=alt.Y("steps_per_s:Q", title="Steps per second"),
             tooltip=["time_s:Q", alt.Tooltip("steps_per_s:Q", format=".1f", title=name)],
         )
-        for curve, ink, dash, name in ((predicted, ORANGE, [5, 3], "predicted"), (speed, INK, [1, 0], "measured"))
+        for curve, ink, dash, name in ((speed, INK, [1, 0], "measured"), (predicted, GREEN, [5, 3], "predicted"))
     ]
     return alt.layer(_rules(marks, x=x), *lines, words)
 
