@@ -314,7 +314,7 @@ def test_a_server_whose_folder_is_gone_tells_the_ends_of_its_children_and_leaves
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
 def test_a_folder_that_others_may_enter_is_not_used_and_why_is_told_once(tmp_path, mode, capfd, monkeypatch):
     monkeypatch.setattr(forks, "_not_before_s", [0.0])
-    monkeypatch.setattr(forks, "_told", set())
+    monkeypatch.setattr(forks, "_warned", set())
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(mode)
@@ -338,7 +338,7 @@ def test_a_folder_that_another_made_first_is_left_for_one_in_the_users_home(tmp_
 
 def test_the_process_that_begins_a_job_says_that_there_is_no_fork_server(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(forks, "_not_before_s", [0.0])
-    monkeypatch.setattr(forks, "_told", set())
+    monkeypatch.setattr(forks, "_warned", set())
     (tmp_path / "file").write_text("")
     for _ in range(2):
         forks.prepare(environment(tmp_path / "file"))
