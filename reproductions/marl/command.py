@@ -18,7 +18,7 @@ def published_trainer(
     *,
     interference: str,
     seed: int,
-    given: Sequence[str],
+    switches: Sequence[str],
     options: dict[str, int | None],
     slot_s: float = 1800.0,
 ) -> Trainer:
@@ -33,7 +33,7 @@ def published_trainer(
         own.
     interference : str
         How co-located jobs slow each other: a level by name, or a file.
-    given : sequence of str
+    switches : sequence of str
         Switches of `reproductions.marl.Published`, each NAME=VALUE.
     options : dict
         `n_rounds`: epochs; `n_lessons`: nothing is imitated here. None: not given.
@@ -47,9 +47,9 @@ def published_trainer(
         )
     if options.get("n_lessons") is not None:
         raise InputError("--lessons is given, and MARL as published imitates no teacher; expected --rounds alone.")
-    values = dict(read_switch(one, Published(), what="switch of marl --published") for one in given)
+    values = dict(read_switch(one, Published(), what="switch of marl --published") for one in switches)
     if (rounds := options.get("n_rounds")) is not None:
         values["n_epochs"] = rounds
-    switches, setting = Published(**values), Setting(clusters[0], tuple(traces), interference)
+    setting = Setting(clusters[0], tuple(traces), interference)
     setting.refuse_unfit()
-    return Trainer(setting, setting.built, setting.models(), slot_s=slot_s, seed=seed, switches=switches)
+    return Trainer(setting, setting.built, setting.models(), slot_s=slot_s, seed=seed, switches=Published(**values))

@@ -27,21 +27,21 @@ def test_networks_are_trained_and_decide(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("switches", "told"),
     [
-        ({"given": ["gamma=1"]}, "unknown switch of marl --published 'gamma'"),
-        ({"given": ["level"]}, "--set level has no value; expected NAME=VALUE, e.g. level=device"),
-        ({"given": ["shared=maybe"]}, "--set shared is 'maybe'; expected True or False"),
-        ({"given": ["n_jobs=few"]}, "--set n_jobs is 'few'; expected a whole number"),
-        ({"given": ["rate=0"]}, "rate is 0.0; expected a learning rate > 0"),
-        ({"given": ["level=rack"]}, "unknown level 'rack'"),
+        ({"switches": ["gamma=1"]}, "unknown switch of marl --published 'gamma'"),
+        ({"switches": ["level"]}, "--set level has no value; expected NAME=VALUE, e.g. level=device"),
+        ({"switches": ["shared=maybe"]}, "--set shared is 'maybe'; expected True or False"),
+        ({"switches": ["n_jobs=few"]}, "--set n_jobs is 'few'; expected a whole number"),
+        ({"switches": ["rate=0"]}, "rate is 0.0; expected a learning rate > 0"),
+        ({"switches": ["level=rack"]}, "unknown level 'rack'"),
         ({"clusters": ["fat_tree(4)", "fat_tree(4)"]}, "--cluster is given 2 times; expected one"),
         ({"traces": ["traces/demo.csv"]}, "trace traces/demo.csv is a file; expected a generator"),
         ({"options": {"n_lessons": 3}}, "--lessons is given, and MARL as published imitates no teacher"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(given, told):
-    asked = {"clusters": [CLUSTER], "traces": [TRACE], "given": [], "options": {}} | SMALL | given
+    asked = {"clusters": [CLUSTER], "traces": [TRACE], "switches": [], "options": {}} | SMALL | given
     with pytest.raises(InputError, match=r"\A[^\n]*\Z") as error:
         published_trainer(asked.pop("clusters"), asked.pop("traces"), **asked)
     assert told in str(error.value)
