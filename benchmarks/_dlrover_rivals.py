@@ -30,8 +30,8 @@ class Falling(Bottleneck):
         """Return what becomes of the speed of n workers and p servers."""
         return np.asarray(speed / (1 + (n / 20) ** 2))
 
-    def _told(self, running: Running) -> tuple[Floats, Floats, Floats]:
-        speed, rates, loads = super()._told(running)
+    def _speeds_and_loads(self, running: Running) -> tuple[Floats, Floats, Floats]:
+        speed, rates, loads = super()._speeds_and_loads(running)
         names = [str(self.jobs.models[m]) for m in self.jobs.model[running.job]]
         n, p = np.asarray(running.n_workers, np.float64), np.asarray(running.n_ps, np.float64)
         bent = [self.bent(v, a, b, name) for v, a, b, name in zip(speed, n, p, names, strict=True)]

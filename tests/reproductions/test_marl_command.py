@@ -27,7 +27,7 @@ def test_networks_are_trained_and_decide(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("switches", "told"),
+    ("changes", "told"),
     [
         ({"switches": ["gamma=1"]}, "unknown switch of marl --published 'gamma'"),
         ({"switches": ["level"]}, "--set level has no value; expected NAME=VALUE, e.g. level=device"),
@@ -40,8 +40,8 @@ def test_networks_are_trained_and_decide(tmp_path):
         ({"options": {"n_lessons": 3}}, "--lessons is given, and MARL as published imitates no teacher"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(given, told):
-    asked = {"clusters": [CLUSTER], "traces": [TRACE], "switches": [], "options": {}} | SMALL | given
+def test_bad_input_is_refused_in_one_line(changes, told):
+    asked = {"clusters": [CLUSTER], "traces": [TRACE], "switches": [], "options": {}} | SMALL | changes
     with pytest.raises(InputError, match=r"\A[^\n]*\Z") as error:
         published_trainer(asked.pop("clusters"), asked.pop("traces"), **asked)
     assert told in str(error.value)
