@@ -241,10 +241,7 @@ def start(
         If an argument is invalid, or a job runs in the folder; nothing has been started then.
     """
     loading = Loading.of(data, batch=batch, shuffle=shuffle, loaders=whole("loaders", loaders), default=64)
-    if isinstance(loading.data, StreamData) and not sync:
-        raise InputError(
-            "sync=False with an IterableDataset, which is read in order; expected samples by number, or sync."
-        )
+    _refuse_stream(loading, sync=sync)
     steps, batch, workers, servers, most_servers, shards, seed, save_every = checked_counts(
         steps=steps, batch=loading.batch, workers=workers, servers=servers, most_servers=most_servers, shards=shards,
         seed=seed, save_every=save_every,
@@ -257,8 +254,7 @@ def start(
     program = _with_state(Program(model, loading.data, loss), state)
     rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
     optimizer, numbers = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
-    folder = checked_folder(folder)
-    places = checked_sites(sites, network=network, addresses=addresses, devices=devices)
+    folder, places = checked_folder(folder), checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
     seats = _checked_seats(places, place, servers=servers, workers=workers)
     servers, workers = (sum(of_role(seats, role).values()) for role in ROLES)
@@ -330,6 +326,14 @@ def _check_end(
 
 def _arguments() -> Iterable[str]:
     return signature(start).parameters
+
+
+def _refuse_stream(loading: Loading, *, sync: bool) -> None:
+    """Raise InputError if asynchronous training is to lease samples of an IterableDataset."""
+    if isinstance(loading.data, StreamData) and not sync:
+        raise InputError(
+            "sync=False with an IterableDataset, which is read in order; expected samples by number, or sync."
+        )
 
 
 def _checked_cut(

@@ -82,6 +82,11 @@ SAME_SPEED: Final = 1.05
 """Device types on which no job is slower by more than this factor count as equal."""
 
 
+def _trouble_rng(seed: int) -> np.random.Generator:
+    """Return the random numbers of which jobs have troubles: a stream of their own."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(TROUBLE_STREAM,)))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
     """All that defines a simulation except its scheduler; make one with `Experiment.of`.
@@ -208,16 +213,15 @@ class Experiment:
         jobs, has_its_own = declared(jobs, speed), isinstance(speed, ProfiledSpeed)
         words = speeds_in_words(jobs, cluster, speed=speed, source=scenario.throughputs)
         words += "" if known is None else f"; interference{' told to schedulers' * has_its_own}: {known}"
-        words += f"; {stretched}" * bool(stretched)
-        words += f"; {scenario.sharding} sharding" * (scenario.sharding != "dynamic")
+        words += f"; {stretched}" * bool(stretched) + f"; {scenario.sharding} sharding" * (
+            scenario.sharding != "dynamic"
+        )
         words += f"; jobs may have any device type ({n_freed:,} ask for one)" * scenario.any_type
         words += f"; a whole GPU for each task ({n_rounded:,} jobs ask for parts)" * scenario.whole_gpus
-        rng = np.random.default_rng(np.random.SeedSequence(scenario.seed, spawn_key=(TROUBLE_STREAM,)))
-        some = troubles_of(scenario.troubles, jobs, rng=rng)
+        some = troubles_of(scenario.troubles, jobs, rng=_trouble_rng(scenario.seed))
         words += "" if some is None else f"; troubles: {some.description}"
         cluster, guessed = with_partitions_of(jobs, cluster) if scenario.partitions else cluster, ""
-        if not scenario.any_type:
-            cluster, guessed = with_types_as_partitions(jobs, cluster)
+        cluster, guessed = (cluster, guessed) if scenario.any_type else with_types_as_partitions(jobs, cluster)
         hosting = HostRules.of(jobs, cluster, consolidate=scenario.consolidate, wait_s=scenario.consolidate_for_s)
         if hosting is not None and guessed:
             hosting = replace(hosting, description=f"{hosting.description}; {guessed}")

@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from labkit.core.errors import InputError
-from labkit.elastic import start
+from labkit.elastic import loading, start
 from labkit.elastic.protocol.blocks import ENOUGH_BLOCKS, layout
-from labkit.elastic.worker import forward
 
 GENERATOR = torch.Generator().manual_seed(5)
 X, Y = torch.randn(64, 40, generator=GENERATOR), torch.randn(64, 30, generator=GENERATOR)
@@ -72,13 +71,13 @@ def test_more_servers_than_blocks_are_refused_with_the_argument_that_helps(tmp_p
         running.wait()
 
 
-@pytest.mark.skipif(forward.has_accelerator(), reason="torch seeds the GPU that is here")
+@pytest.mark.skipif(loading.has_accelerator(), reason="torch seeds the GPU that is here")
 def test_seeding_a_shard_leaves_nothing_behind_in_torch() -> None:
     """torch.manual_seed queues a call with its stack for a GPU that is never used: 0.1 ms and 1 KB each time."""
     before = len(torch.cuda._queued_calls)
-    forward.seed_all(3)
+    loading.seed_all(3)
     drawn = torch.rand(3)
-    forward.seed_all(4)
+    loading.seed_all(4)
     assert len(torch.cuda._queued_calls) == before
     torch.manual_seed(3)
     assert torch.equal(torch.rand(3), drawn)

@@ -111,9 +111,9 @@ def test_the_policy_sees_measured_use_in_a_run_as_in_training(file: str) -> None
     policy.begin(known)
     setting = Setting([file_of_hosts(file)], [TRACE], file)
     scene, world = setting(np.random.default_rng(0))
-    assert policy._known is not None
+    assert policy._knowledge is not None
     kind = known.jobs.models.index("dssm")
-    in_run = policy._known.scene.facts.cores[0, known.jobs.model == kind]
+    in_run = policy._knowledge.scene.facts.cores[0, known.jobs.model == kind]
     assert set(in_run.round(9)) == {1.5}
     assert {0.5, 1.5} == {round(float(c), 9) for c in scene.facts.cores[0]}
     np.testing.assert_array_equal(scene.facts.cores, world.facts.cores)

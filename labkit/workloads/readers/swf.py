@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ import numpy as np
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
+from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import TraceTable, from_zero, lines_of, per_gpu, started, text_of
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 
@@ -78,12 +80,7 @@ def swf(path: str | Path) -> Read:
         ledger.leave_out(kept & bad, reason)
         kept &= ~bad
     ledger.refuse_none(path, f"expected {EXPECTED}")
-    for doubt in table.doubts:
-        ledger.check(doubt)
-    if GPUS not in known:
-        ledger.remark(kept, "processors, each of which counts as a GPU")
-    asked = kept & np.isnan(known["processors"])
-    ledger.remark(asked, "no processors allocated, so that they have those they asked for")
+    _note(ledger, table, known, kept)
     workers, demand = per_gpu(gpus[kept], cpus=processors[kept] if GPUS in known else np.nan)
     jobs = Jobs.of(
         name=table.path.name,
@@ -100,6 +97,16 @@ def swf(path: str | Path) -> Read:
     )
     segments = Segments.of(gpus[kept], start_s[kept], (start_s + lasted_s)[kept])
     return Read(ledger.close(jobs), ledger, segments, float(known["submit"][kept].min()))
+
+
+def _note(ledger: TraceLedger, table: TraceTable, known: Mapping[str, Floats], kept: Bools) -> None:
+    """Note what is doubtful of the file, and what was guessed of its jobs."""
+    for doubt in table.doubts:
+        ledger.check(doubt)
+    if GPUS not in known:
+        ledger.remark(kept, "processors, each of which counts as a GPU")
+    unallocated = kept & np.isnan(known["processors"])
+    ledger.remark(unallocated, "no processors allocated, so that they have those they asked for")
 
 
 def _table(path: Path) -> TraceTable:
