@@ -231,7 +231,8 @@ class Parent(Raises):
 
 def test_what_a_killed_worker_had_started_ends_with_it(tmp_path: Path) -> None:
     """Before, it was left with parent 1."""
-    with start(nn.Linear(1, 1), Parent(tmp_path), square, **{**RETRIED, "steps": 1_000_000, "workers": 1}) as job:
+    options = RETRIED | {"steps": 1_000_000, "workers": 1, "lease_s": 60.0}  # a slow machine loses no worker
+    with start(nn.Linear(1, 1), Parent(tmp_path), square, **options) as job:
         next(event for event in job.events() if event["event"] == "loss")
         worker = seen(job, "started", name="worker-0")["pid"]
         child = int((tmp_path / str(worker)).read_text())
