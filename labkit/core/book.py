@@ -251,19 +251,9 @@ def release(allocations: Records, tasks: Records, spare: Ints, free: Floats, dem
 
 @inner
 def hold(
-    allocations: Records,
-    tasks: Records,
-    spare: Ints,
-    free: Floats,
-    demand: Floats,
-    job: int,
-    role: int,
-    group: int,
-    count: int,
-    cpus: float,
-    memory_gb: float,
-    devices: int,
-) -> None:
+    allocations: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int, role: int, group: int,
+    count: int, cpus: float, memory_gb: float, devices: int,
+) -> None:  # fmt: skip
     """Add tasks to the end of a job's list, half of their GPUs if it has a partner; the pool has room (`ensure`).
 
     `cpus`, `memory_gb`: cores and GB of each task; NaN: as declared. `devices`: the set of their GPUs; -1: not told.

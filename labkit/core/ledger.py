@@ -272,15 +272,9 @@ def _settle_gpus(belief: Records, allocations: Records, demand: Floats, job: int
 
 @inner
 def _release(
-    belief: Records,
-    allocations: Records,
-    tasks: Records,
-    spare: Ints,
-    free: Floats,
-    demand: Floats,
-    job: int,
+    belief: Records, allocations: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int,
     now_s: float,
-) -> None:
+) -> None:  # fmt: skip
     """Give back all tasks of a job; a partner holds its GPUs alone from now on."""
     partner = allocations[job].partner
     release(allocations, tasks, spare, free, demand, job)

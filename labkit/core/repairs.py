@@ -72,7 +72,7 @@ def _tasks_after(placement: Placement, allocations: Records, job: int) -> tuple[
 
 
 def _wrong(kind: int, role: int, task: int, n: tuple[int, int]) -> str:
-    """Return the fault of a repair of a job that holds so many workers and servers; empty: none."""
+    """Return the fault of a repair, or "" for none; `n`: workers and servers of its job."""
     if kind == Repair.BALANCE:
         if role != Role.PS or task != -1:
             return f"expected role {int(Role.PS)} and task -1: blocks are spread over all servers"

@@ -371,7 +371,7 @@ def _check_aliases(model: Any) -> None:
 
 @contextlib.contextmanager
 def _without_scaler() -> Iterator[None]:
-    """Let a gradient scaler that is in use raise ChangedError: nobody would divide by its factor."""
+    """Make an active gradient scaler raise ChangedError, since no server would unscale its gradients."""
     from torch.amp import GradScaler
 
     scale = GradScaler.scale

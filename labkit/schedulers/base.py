@@ -70,6 +70,19 @@ def changed(snapshot: Snapshot, *, n_workers: Ints, n_ps: Ints) -> Gangs:
     return Gangs(named, n_workers[other], n_ps[other], np.full(len(named), -1, np.int32), may_shrink)
 
 
+def place_among_equals(key: Ints | Floats) -> Ints:
+    """Return how many jobs before each one have the same key, (J,).
+
+    >>> place_among_equals(np.array([3, 5, 3, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    by_key = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.r_[True, np.diff(key[by_key]) != 0])
+    nth = np.empty(len(key), np.int64)
+    nth[by_key] = np.arange(len(key)) - np.repeat(begins, np.diff(np.r_[begins, len(key)]))
+    return nth
+
+
 def capacity(snapshot: Snapshot) -> Floats:
     """Return the total capacity of the machines that are up, (R,)."""
     cluster = snapshot.cluster

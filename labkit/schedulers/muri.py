@@ -17,7 +17,7 @@ from labkit.core.resources import GPUS, Bools, Floats, Ints
 from labkit.core.snapshot import Snapshot
 from labkit.kernels import inner, kernel
 from labkit.placers import ByNetwork
-from labkit.schedulers.base import capacity, place, requested_gangs
+from labkit.schedulers.base import capacity, place, place_among_equals, requested_gangs
 from labkit.schedulers.rule import may_move
 from labkit.schedulers.tiresias import START, WHOLE, Queues
 
@@ -122,7 +122,7 @@ class Muri:
 
     def _chosen(self, empty: Snapshot, order: Ints, size: Ints) -> Bools:
         """Return which jobs of an order may run: every second one of a size while these fit, and those behind them."""
-        nth = _nth(size)
+        nth = place_among_equals(size)
         most = TWO if self._kind is not None else 1
         placed = place(self.placer, empty, requested_gangs(empty, order[nth % most == 0]))
         n_placed = np.bincount(size[np.isin(order, placed.job)], minlength=size.max() + 1)
@@ -172,15 +172,6 @@ def sizes(snapshot: Snapshot, order: Ints) -> Ints:
     gang = np.column_stack([table.n_workers[order], table.n_ps[order], table.worker_demand[order, GPUS]])
     size: Ints = np.unique(gang, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32)
     return size
-
-
-def _nth(size: Ints) -> Ints:
-    """Return how many before each one are of the same size, (J,)."""
-    by_size = np.argsort(size, kind="stable")
-    begins = np.flatnonzero(np.r_[True, np.diff(size[by_size]) != 0])
-    nth = np.empty(len(size), np.int64)
-    nth[by_size] = np.arange(len(size)) - np.repeat(begins, np.diff(np.r_[begins, len(size)]))
-    return nth
 
 
 def _as_it_is(snapshot: Snapshot, job: Ints, partner: Ints) -> Bools:

@@ -203,7 +203,7 @@ class Slurm:
 
     def _shares(self) -> Floats:
         """Return the fair-share factor of each user, (U,)."""
-        if self.fair_tree:  # users who used as little share a rank
+        if self.fair_tree:  # users with equal usage have the same rank
             used = np.sort(self._usage)
             return 1.0 - np.searchsorted(used, self._usage) / len(used)
         used = self._usage / max(self._usage.sum(), 1e-12)

@@ -78,17 +78,16 @@ def decide(
 ) -> bool:  # fmt: skip
     """Decide about each part of the cluster; return whether the answer is sure."""
     work.numbers[N_SET] = work.numbers[N_TASKS] = work.numbers[N_NAMED] = 0
-    sure = True
     for part in range(len(trace.budget)):
-        if not sure:
-            return False
         if moves:
             sure = _place_anew(space, trace, queue, order, work, mind, part, by, now_s, threshold)
         elif preempts and not _all_fit(trace, work, part):
             sure = _run_by_order(space, trace, queue, order, work, mind, part, by, now_s, threshold)
         else:
             sure = _start_waiting(space, trace, queue, work, part, not (preempts or backfill), not preempts)
-    return sure
+        if not sure:
+            return False
+    return True
 
 
 @inner(_nrt=False)

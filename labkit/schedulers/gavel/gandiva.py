@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
+from labkit.schedulers.base import place_among_equals
 from labkit.schedulers.gavel.base import no_pairs, with_what_is_there
 from labkit.schedulers.gavel.equal import proportions
 from labkit.schedulers.gavel.problem import Allocation, Problem, Sharing
@@ -84,9 +85,7 @@ def _neighbours(jobs: Ints, n_gpus: Floats) -> Ints:
     """Return the first and second, third and fourth, ... of those with equally many GPUs, (P, 2); jobs come sorted."""
     if len(jobs) < 2:
         return no_pairs()
-    begins = np.flatnonzero(np.r_[True, np.diff(n_gpus[jobs]) != 0])
-    nth = np.arange(len(jobs)) - np.repeat(begins, np.diff(np.r_[begins, len(jobs)]))
-    second = np.flatnonzero(nth % 2 == 1)
+    second = np.flatnonzero(place_among_equals(n_gpus[jobs]) % 2 == 1)
     return np.stack([jobs[second - 1], jobs[second]], axis=1)
 
 

@@ -299,7 +299,7 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
     )
     ledger.remark(
         [gang.first.starts_at_creation for gang in gangs],
-        "no start told, so that they start at their creation",
+        "no start time, so that they start at their creation",
     )
     ledger.remark(
         [gang.first.guessed for gang in gangs],
@@ -358,7 +358,7 @@ class Pod:
     guessed : bool
         Its GPUs are slices.
     starts_at_creation : bool
-        Its start is not told: the moment of its creation counts.
+        Its start time is missing; its creation time is used.
     uid, identity : str
         Its own uid, and that of the object whose name is the job's; "" where they are not told.
     index : str
