@@ -173,7 +173,7 @@ def takes(declared: float, amount: float) -> float:
     return float(amount)
 
 
-@inner
+@inner(forceinline=True)
 def charge(
     free: Floats, group: int, n: float, demand: Floats, cpus: float, memory_gb: float, share: float, devices: int
 ) -> None:  # fmt: skip

@@ -15,6 +15,7 @@ from labkit.core.hosting import HostRules
 from labkit.core.job_faults import ZONES
 from labkit.core.jobs import Jobs
 from labkit.core.resources import GPUS, Bools, Ints
+from labkit.kernels.arrays import distinct_rows
 
 UNITS: Final = ("GPUs", "cores", "GB of memory")
 REMEDY: Final = "Take a larger cluster, or drop the job."
@@ -66,12 +67,7 @@ def fitting_on(jobs: Jobs, cluster: Cluster, runs_on: Bools, *, machines: Bools)
 def _kinds(jobs: Jobs, runs_on: Bools, hosting: HostRules | None = None) -> tuple[Ints, Ints]:
     """Return where each kind of job is first, in their order, and of which of these kinds each job is."""
     rules = [] if hosting is None else [hosting.row, hosting.spread, hosting.zone]
-    asked = np.column_stack([jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps, *rules])
-    width = asked.dtype.itemsize * asked.shape[1]
-    as_bytes = np.ndarray(len(asked), np.dtype((np.void, width)), np.ascontiguousarray(asked))  # compared at one go
-    _, first, kind_of = np.unique(as_bytes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return first[order].astype(np.int32), np.argsort(order)[kind_of.ravel()].astype(np.int32)
+    return distinct_rows(jobs.worker_demand, jobs.ps_demand, runs_on, jobs.n_workers, jobs.n_ps, *rules)
 
 
 def _misfit_of(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools, hosting: HostRules | None) -> str:

@@ -349,13 +349,14 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
     for i in range(len(set_jobs)):
         j = set_jobs[i]
         first, old = first_row[j], allocations[j].partner
-        if first == -2 and allocations[j].first < 0:
+        if allocations[j].first < 0:  # it waits
+            if first != -2:
+                n_set += 1
+                settle(truth, j, now_s)
             continue
-        stays[i] = (
-            first >= 0
-            and allocations[j].first >= 0
-            and _same(False, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
-        )
+        stays[i] = first >= 0 and _same(
+            False, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand
+        )  # fmt: skip
         resized[i] = stays[i] and not _same(
             True, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand
         )  # fmt: skip

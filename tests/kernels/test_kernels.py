@@ -14,9 +14,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from labkit.cli import compile_kernels
 from labkit.kernels import by_reference, inner, kernel, store, watching
+from labkit.kernels.arrays import distinct_rows
 
 
 @by_reference
@@ -215,3 +219,11 @@ def test_a_terminal_sees_dots_while_kernels_are_compiled(capsys, monkeypatch):
         while not shown.endswith(".."):
             shown += capsys.readouterr().err
         seen.end()
+
+
+@given(hnp.arrays(np.int8, st.tuples(st.integers(0, 60), st.integers(1, 3)), elements=st.integers(0, 3)))
+def test_distinct_rows_are_numbered_as_they_appear(rows: np.ndarray) -> None:
+    first, kind = distinct_rows(rows[:, 0], rows[:, 1:])
+    assert first.tolist() == sorted(first.tolist())
+    assert np.array_equal(rows[first][kind], rows)
+    assert len(first) == len(np.unique(rows, axis=0))

@@ -140,11 +140,12 @@ def _first(tree: Floats, start: int, demand: Floats, n: float) -> int:
     by_gpu = tree.shape[1] > first
     if start >= size:
         return -1
-    i = size + start
+    i = size + start if start else 1
     while i:
         fits = not by_gpu or _has_gpus(tree[i], first, demand[GPUS], n)
         for r in range(first):
-            fits = fits and (demand[r] <= 0 or (tree[i, r] + SLACK) / demand[r] >= n)
+            have = tree[i, r] + SLACK
+            fits = fits and (demand[r] <= 0 or (have >= demand[r] if n == 1.0 else have / demand[r] >= n))
         if fits and i >= size:
             return i - size
         if fits:

@@ -9,7 +9,7 @@ from typing import Final, Protocol, Self
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.events import EVENT, Events, copied
+from labkit.core.events import EVENT, LARGE, Events, copied
 from labkit.core.hosting import PREFER, SPLIT, HostRules
 from labkit.core.ledger import Ledger
 from labkit.core.protocols import Backend, Scheduler
@@ -31,7 +31,7 @@ from labkit.experiment.classic.nouns import (
 )
 from labkit.experiment.classic.order import TIE, empty_order, empty_queue
 from labkit.experiment.classic.room import empty_room
-from labkit.kernels import inner, kernel
+from labkit.kernels.arrays import distinct_rows
 from labkit.placers.kernels import MANY_KINDS
 from labkit.placers.rules import shares_of
 from labkit.schedulers.rule import Rule, may_move, rule_of
@@ -117,16 +117,25 @@ class Stretches:
         backend.has_moved(now_s)
         n_decisions = int(numbers[N_DECISIONS])
         session.went(
-            copied(self._out[: numbers[N_ROWS]]), n_decisions=n_decisions, n_quiet=int(numbers[QUIET]),
+            self._written(int(numbers[N_ROWS])), n_decisions=n_decisions, n_quiet=int(numbers[QUIET]),
             took_s=time.perf_counter() - began, stands=code == STANDS,
         )  # fmt: skip
         return bool(code != UNSURE and (n_decisions or code != FULL))
 
+    def _written(self, n: int) -> Events:
+        """Return the n events of a stretch: many of them with their memory, few as a copy."""
+        out = self._out
+        if n < LARGE:
+            return copied(out[:n])
+        self._out = np.empty(len(out), EVENT)
+        out.resize(n, refcheck=False)  # in place: nobody else knows of it
+        return out
+
 
 def _shared(session: SteppedRun, active: Ints) -> bool:
     """Return whether a job shares its GPUs, or was given other amounts than it declared."""
-    allocations = session.ledger.book.allocations[active]
-    return bool((allocations["partner"] >= 0).any() or allocations["n_sized"].any())
+    allocations = session.ledger.book.allocations
+    return bool((allocations["partner"][active] >= 0).any() or allocations["n_sized"][active].any())
 
 
 def _trace(session: SteppedRun) -> Trace | None:
@@ -143,7 +152,7 @@ def _trace(session: SteppedRun) -> Trace | None:
     if not _plain(hosting, cluster):
         return None
     row, spread = (np.zeros(len(jobs), np.int32),) * 2 if hosting is None else (hosting.row, hosting.spread)
-    kind, first = _kinds(np.ascontiguousarray(jobs.n_workers, np.int64), demand, runs_on, row, spread, MOST_KINDS)
+    first, kind = distinct_rows(jobs.n_workers, demand, runs_on, row, spread)
     if len(first) > MOST_KINDS:
         return None
     of, worker, lies, n_workers = jobs.declared, demand[first], spread[first], jobs.n_workers[first].astype(np.int64)
@@ -264,36 +273,3 @@ def _work(n_jobs: int, *, n_tasks: int, shape: tuple[int, int], n_devices: int) 
         mate=np.full(by_gpu * n_jobs, -1, np.int32),
         rows=np.arange(by_gpu * n_tasks, dtype=np.int32),
     )
-
-
-@kernel
-def _kinds(
-    n_workers: Ints, demand: Floats, runs_on: Bools, row: Ints, spread: Ints, most: int
-) -> tuple[Ints, Ints]:  # fmt: skip
-    """Return the kind of each job (N,), and the first job of each kind; with more than `most` kinds it gives up."""
-    kind, first, n = np.zeros(len(n_workers), np.int32), np.empty(most + 1, np.int32), 0
-    k = 0
-    for j in range(len(n_workers)):
-        for turn in range(n + 1):  # most often it is like the one before
-            k = (kind[j - 1] + turn) % n if turn < n else n
-            if k == n:
-                break
-            o = first[k]
-            same = n_workers[o] == n_workers[j] and row[o] == row[j] and spread[o] == spread[j]
-            if same and _alike(demand[o], demand[j]) and np.all(runs_on[o] == runs_on[j]):
-                break
-        if k == n:
-            first[n] = j
-            n += 1
-            if n > most:
-                break
-        kind[j] = k
-    return kind, first[:n]
-
-
-@inner
-def _alike(one: Floats, other: Floats) -> bool:
-    alike = True
-    for r in range(len(one)):
-        alike = alike and one[r] == other[r]
-    return alike
