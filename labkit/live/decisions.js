@@ -4,6 +4,9 @@ export default {
   render({ model, el }) {
     const box = document.createElement("div");
     box.className = "labkit-decisions";
+    box.tabIndex = 0;
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", "Decisions");
     el.append(box);
     const cell = (row, text, name) => {
       const made = document.createElement("td");

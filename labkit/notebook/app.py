@@ -252,12 +252,14 @@ class RunForm:
         self._fixed = fixed
         self._fields = {
             "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler, "": self.options.box,
-            "Arrival rate (1: as in the trace)": self.arrival_rate, "Slot (s; 0: decide at events)": self.slot_s,
+            "Arrival rate (1: the trace's)": self.arrival_rate, "Slot (s; 0: decide at events)": self.slot_s,
         }  # fmt: skip
         if not where.machines:  # there, time passes as it does, and nothing is drawn by lot
             self._fields |= {"Seed": self.seed, "Pace": self.speedup}
-        parts = [part for name, field in self._fields.items() for part in ([_label(name)] if name else []) + [field]]
-        self.box = ipw.VBox(parts, layout=ipw.Layout(width="190px", flex="0 0 190px"))
+        for name, field in self._fields.items():
+            if name:
+                field.description = name
+        self.box = ipw.VBox(list(self._fields.values()), layout=ipw.Layout(width="190px", flex="0 0 190px"))
         self.box.add_class("labkit-form")
 
     def on_change(self, act: Callable[[], None]) -> None:
@@ -283,7 +285,7 @@ class SchedulerOptions:
     def __init__(self, scheduler: ipw.Dropdown) -> None:
         self._scheduler, self._act = scheduler, [_nothing]
         self._fields: dict[str, tuple[Any, Any]] = {}
-        self.box = ipw.Accordion(titles=("Options",), layout=ipw.Layout(margin="0 0 6px 0"))
+        self.box = ipw.Accordion(layout=ipw.Layout(margin="0 0 6px 0"))
         scheduler.observe(lambda _: self._renew(), "value")
         self._renew()
 
@@ -308,23 +310,19 @@ class SchedulerOptions:
         known = open_options(name) if name in available() else {}
         usual = {option: value for option, value in known.items() if type(value) in self.KINDS}
         self._fields = {option: (self._field(option, value), value) for option, value in usual.items()}
-        self.box.children = [ipw.VBox([part for option in usual for part in (_label(option), self._fields[option][0])])]
+        self.box.children, self.box.titles = [ipw.VBox(self.fields)], ["Options"]
         self.box.layout.display = "block" if usual else "none"
         self._act[0]()
 
     def _field(self, option: str, value: Any) -> Any:
-        changes = {} if isinstance(value, bool) else {"continuous_update": False}
-        field = self.KINDS[type(value)](value=value, tooltip=option, layout=ipw.Layout(width="100%"), **changes)
+        changes = {"indent": False} if isinstance(value, bool) else {"continuous_update": False}
+        field = self.KINDS[type(value)](value=value, description=option, layout=ipw.Layout(width="100%"), **changes)
         field.observe(lambda _: self._act[0](), "value")
         return field
 
 
 def _nothing() -> None:
     """Do nothing: before a form is watched."""
-
-
-def _label(text: str) -> ipw.Label:
-    return ipw.Label(text, layout=ipw.Layout(margin="0", height="24px"))
 
 
 class Controls:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from .axe import violations
 from .lab import chromium, copy_for_lab, jupyter_lab
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,7 @@ def test_run_pause_step_and_stop_answer_and_the_charts_grow(page, tmp_path, quie
     lab = Lab(page, shots=tmp_path)
     blank = lab.ink()
     lab.shot("ready")
+    assert violations(page, within=".labkit-app") == []
 
     lab.click("Run")
     lab.wait_for("running")

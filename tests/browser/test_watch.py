@@ -20,6 +20,7 @@ from labkit.plots.palette import IN_USE, NO_GPU
 from labkit.plots.theme import as_svg
 from labkit.results import RunWriter, gantt
 
+from .axe import violations
 from .lab import chromium, jupyter_lab
 
 ROOT = Path(__file__).parents[2]
@@ -81,10 +82,12 @@ def test_the_page_of_a_run_follows_it_in_light_and_dark(browser, tmp_path):
         shown.locator(".labkit-state[data-state=done]").wait_for()
         assert done.inner_text() == "80 / 80"
         assert "workers" in shown.locator(".labkit-decisions").inner_text()
+        assert violations(shown) == []
         shown.screenshot(path=tmp_path / "light.png", full_page=True)
         shown.emulate_media(color_scheme="dark")
         canvas.evaluate(DARK)
         assert max(shown.locator("#signals canvas").evaluate(PAPER)) < 90
+        assert violations(shown) == []
         shown.screenshot(path=tmp_path / "dark.png", full_page=True)
         print(f"screenshots in {tmp_path}")
     shown.locator(".labkit-state[data-state=unreachable]").wait_for()

@@ -23,6 +23,7 @@ from labkit.experiment import simulate
 from labkit.plots import page, report
 from labkit.plots.report import write_report
 from labkit.results import RunRecord
+from tests.browser.axe import violations
 
 from .runs import SCHEDULERS, record, records
 
@@ -302,6 +303,15 @@ def test_in_a_browser_a_spreadsheet_computes_no_text_of_a_saved_table(browser, t
             tab.get_by_role("button", name=button, exact=True).click()
         told = pd.read_csv(saved.value.path(), dtype=str).iloc[:, column].unique()
         assert list(told) == ["'=1+1", "'@SUM(A1)", "'+cmd|x", "'-2+3", "-5", "plain, quoted"][: len(told)]
+    tab.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_axe_finds_no_fault(browser, written, scheme):
+    tab = browser.new_page(viewport={"width": 1000, "height": 1300}, color_scheme=scheme)
+    tab.goto(written.as_uri())
+    assert violations(tab) == []
     tab.close()
 
 
