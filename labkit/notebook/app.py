@@ -260,7 +260,6 @@ class RunForm:
             if name:
                 field.description = name
         self.box = ipw.VBox(list(self._fields.values()), layout=ipw.Layout(width="190px", flex="0 0 190px"))
-        self.box.add_class("labkit-form")
 
     def on_change(self, act: Callable[[], None]) -> None:
         """Call when something else is to be run; another pace is not."""
