@@ -226,6 +226,10 @@ DOTS: Final = {RUNNING: "#2b9f5c", PAUSED: "#e59a2b", STOPPING: "#e59a2b", "fail
 """Colour of the dot that stands for a state; grey for the others."""
 
 
+GAP_PX: Final = 8
+"""ipywidgets leaves this between a field's own label and the field."""
+
+
 class RunForm:
     """What is to be run: trace, cluster, scheduler, seed, pace."""
 
@@ -233,22 +237,20 @@ class RunForm:
         self, *, trace: str, fixed: bool, where: Where, cluster: str, scheduler: str, schedulers: Sequence[str],
         seed: int, speedup: float,
     ) -> None:  # fmt: skip
-        wide = ipw.Layout(width="100%", margin="0 0 6px 0")
         self.trace = ipw.Combobox(
-            value=trace, options=list(shipped()), ensure_option=False, disabled=fixed, continuous_update=False,
-            layout=wide,
-        )  # fmt: skip
+            value=trace, options=list(shipped()), ensure_option=False, disabled=fixed, continuous_update=False
+        )
         self.cluster = ipw.Combobox(
-            value=cluster, options=list(where.suggestions()), ensure_option=False, continuous_update=False, layout=wide
+            value=cluster, options=list(where.suggestions()), ensure_option=False, continuous_update=False
         )
         names = [*schedulers, *([scheduler] if scheduler not in schedulers else [])]
-        self.scheduler = ipw.Dropdown(options=names, value=scheduler, layout=wide)
+        self.scheduler = ipw.Dropdown(options=names, value=scheduler)
         self.options = SchedulerOptions(self.scheduler)
-        self.arrival_rate = ipw.BoundedFloatText(1.0, min=0.01, max=1000.0, step=0.1, layout=wide)
-        self.slot_s = ipw.BoundedFloatText(0.0, min=0.0, max=1e9, step=60.0, layout=wide)
-        self.seed = ipw.BoundedIntText(seed, min=0, max=2**31 - 1, layout=wide)
+        self.arrival_rate = ipw.BoundedFloatText(1.0, min=0.01, max=1000.0, step=0.1)
+        self.slot_s = ipw.BoundedFloatText(0.0, min=0.0, max=1e9, step=60.0)
+        self.seed = ipw.BoundedIntText(seed, min=0, max=2**31 - 1)
         paces = PACES if speedup in PACES.values() else {f"{speedup:g} s per second": speedup} | PACES
-        self.speedup = ipw.Dropdown(options=paces, value=speedup, layout=wide)
+        self.speedup = ipw.Dropdown(options=paces, value=speedup)
         self._fixed = fixed
         self._fields = {
             "Trace": self.trace, where.field: self.cluster, "Scheduler": self.scheduler, "": self.options.box,
@@ -256,10 +258,9 @@ class RunForm:
         }  # fmt: skip
         if not where.machines:  # there, time passes as it does, and nothing is drawn by lot
             self._fields |= {"Seed": self.seed, "Pace": self.speedup}
-        for name, field in self._fields.items():
-            if name:
-                field.description = name
-        self.box = ipw.VBox(list(self._fields.values()), layout=ipw.Layout(width="190px", flex="0 0 190px"))
+        parts = [part for name, of in self._fields.items() for part in (_labelled(name, of) if name else [of])]
+        self.box = ipw.VBox(parts, layout=ipw.Layout(width="190px", flex="0 0 190px"))
+        self.box.add_class("labkit-form")
 
     def on_change(self, act: Callable[[], None]) -> None:
         """Call when something else is to be run; another pace is not."""
@@ -308,20 +309,28 @@ class SchedulerOptions:
         name = str(self._scheduler.value)
         known = open_options(name) if name in available() else {}
         usual = {option: value for option, value in known.items() if type(value) in self.KINDS}
-        self._fields = {option: (self._field(option, value), value) for option, value in usual.items()}
-        self.box.children, self.box.titles = [ipw.VBox(self.fields)], ["Options"]
+        self._fields = {option: (self._field(value), value) for option, value in usual.items()}
+        parts = [part for option in usual for part in _labelled(option, self._fields[option][0])]
+        self.box.children, self.box.titles = [ipw.VBox(parts)], ["Options"]
         self.box.layout.display = "block" if usual else "none"
         self._act[0]()
 
-    def _field(self, option: str, value: Any) -> Any:
+    def _field(self, value: Any) -> Any:
         changes = {"indent": False} if isinstance(value, bool) else {"continuous_update": False}
-        field = self.KINDS[type(value)](value=value, description=option, layout=ipw.Layout(width="100%"), **changes)
+        field = self.KINDS[type(value)](value=value, **changes)
         field.observe(lambda _: self._act[0](), "value")
         return field
 
 
 def _nothing() -> None:
     """Do nothing: before a form is watched."""
+
+
+def _labelled(text: str, field: Any) -> list[Any]:
+    """Return a field below its label; its own label, without a width, names it to those who hear the page."""
+    field.description, field.style.description_width = text, "0px"
+    field.layout.width, field.layout.margin = f"calc(100% + {GAP_PX}px)", f"0 0 6px -{GAP_PX}px"
+    return [ipw.Label(text, layout=ipw.Layout(margin="0", height="24px")), field]
 
 
 class Controls:
