@@ -123,6 +123,12 @@ def test_what_no_machines_can_hold_is_told_in_a_line_before_the_run(
     assert "\n" not in str(told.value).strip().replace(":\n  ", ": ")
 
 
+def test_a_time_after_which_gangs_are_split_says_so_where_none_waits() -> None:
+    for how, told in (("split", True), (None, True), ("wait", False)):
+        made = Experiment.of(jobs_of([5, 5]), cluster=machines(2), consolidate=how, consolidate_for_s=30)
+        assert any("--consolidate-for changes nothing" in said for said in made.rules) == told
+
+
 def test_a_partition_without_machines_is_refused() -> None:
     with pytest.raises(InputError, match="partition 'a' has no machines"):
         machines(2, a=[])
