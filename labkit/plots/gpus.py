@@ -57,6 +57,7 @@ def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of
     )  # fmt: skip
     words = base.mark_text(fontSize=9, color="white", aria=False).encode(x="middle:Q", y="at:Q", text="says:N")
     notes = ["a bar is as high as the job's part of the GPU; it names the job"]
+    notes += ["one that fits only between others is in pieces"] * bool(shown.duplicated(["gpu", "id", "start"]).any())
     notes += [f"shows the first {MOST_LANES} of {len(names):,} GPUs"] * (len(names) > MOST_LANES)
     chart = alt.layer(bars, words).properties(
         width=WIDTH, height=max(24 * len(few), 60), title=title(heading, *notes)
