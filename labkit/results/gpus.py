@@ -10,7 +10,8 @@ from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.devices import NEAR
 from labkit.core.errors import InputError
-from labkit.core.events import Kind
+from labkit.core.events import Events, Kind
+from labkit.core.jobs import Jobs
 from labkit.core.ledger import Ledger
 from labkit.core.resources import GPUS
 from labkit.placers.fragments import TaskMix, fragments_of, one_by_one
@@ -114,9 +115,13 @@ def allocation(record: RunRecord, *, n_times: int = 200) -> pd.DataFrame:
     DataFrame
         A row per moment: time_s, asked, allocated, fragments.
     """
+    return allocation_in(record.events, record.jobs, record.cluster, n_times=n_times)
+
+
+def allocation_in(rows: Events, jobs: Jobs, cluster: Cluster, *, n_times: int) -> pd.DataFrame:
+    """Return the table of `allocation` for a log."""
     import pandas as pd
 
-    jobs, cluster, rows = record.jobs, record.cluster, record.events
     ledger, mix = Ledger(jobs, cluster), TaskMix.of(jobs, may_run_on(jobs, cluster))
     over = np.isin(rows["kind"], (Kind.COMPLETED, Kind.DROPPED))
     arrived = rows["kind"] == Kind.ARRIVED

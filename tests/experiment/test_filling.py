@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.core import InputError, Jobs
-from labkit.experiment.filling import ALLOCATED, allocated, are_placers, compare_placers
+from labkit.experiment.filling import ALLOCATED, allocated, are_placers, by_demand, compare_placers
+from labkit.plots.gpus import plot_filling
 from labkit.schedulers import make
 from labkit.topology import build, no_network
 from labkit.topology.servers import Server
@@ -42,6 +43,19 @@ def test_seeds_change_the_order_and_are_repeated_to_the_digit() -> None:
     assert tables[0][ALLOCATED].tolist() == tables[1][ALLOCATED].tolist()
     means = tables[0].groupby("scheduler")[ALLOCATED].mean()
     assert means["fgd"] >= means["random"]
+
+
+def test_what_is_allocated_grows_with_demand_to_what_the_table_has() -> None:
+    """Gangs of 3 on five machines of 4: each takes 3 and leaves a fragment of 1, which no such gang can use."""
+    jobs = Jobs.of(arrival_s=[0.0], total_steps=1, duration_s=1, worker_demand=(3, 1, 0))
+    cluster = no_network(5, servers=Server("four", ((4, 32.0, 64.0),)))
+    curve = by_demand(jobs, cluster, "best_fit", n_points=18)
+    assert curve["demand"].is_monotonic_increasing
+    assert curve.iloc[-1].round(6).tolist() == [135, 75, 25]
+    fits = curve[curve["demand"] <= 75]
+    assert fits["allocated"].tolist() == pytest.approx(fits["demand"])
+    assert fits["fragments"].tolist() == pytest.approx(fits["demand"] / 3)
+    assert plot_filling({"best_fit": curve}).to_dict()
 
 
 def test_names_of_placers_alone_compare_placements() -> None:
