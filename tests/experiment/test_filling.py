@@ -85,6 +85,19 @@ def test_options_that_mean_nothing_there_are_refused() -> None:
         assert f"{option} does not go with placers alone" in str(said.exception)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("random,fgdd", "unknown placer or scheduler 'fgdd'. Did you mean 'fgd'?"),
+        ("random,fgd,random", "--schedulers names random twice; expected each placer once"),
+        ("random,fifo", "random is a placer and not a scheduler"),
+    ],
+)
+def test_names_that_cannot_be_compared_are_told_in_one_line(names: str, said: str) -> None:
+    told = CliRunner().invoke(app, ["compare", "demo", "--cluster", "no_network(4)", "--schedulers", names])
+    assert said in str(told.exception)
+
+
 def test_a_network_is_refused() -> None:
     with pytest.raises(InputError, match="has a network"):
         allocated(HALVES, build("fat_tree(4)"), "best_fit")
