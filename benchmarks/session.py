@@ -241,4 +241,5 @@ if __name__ == "__main__":
         print(json.dumps(simulate(sys.argv[1], sys.argv[2])))
     else:
         for row in rows():
-            print(f"{row.name:55} {row.value:12,.3f} {row.unit:10} (goal {row.goal:g})")
+            goal = "" if row.goal is None else f" (goal {row.goal:g})"
+            print(f"{row.name:60} {row.value:12,.3f} {row.unit:10}{goal}")

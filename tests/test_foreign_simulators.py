@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import labkit
 from benchmarks.foreign import SYSTEMS, agreement
+from benchmarks.foreign import __main__ as foreign
 from benchmarks.foreign.__main__ import lines
 from benchmarks.foreign.muri import LosesAtEvents
 from labkit.core import Cluster, Jobs, Kind
@@ -103,12 +105,21 @@ def test_a_split_gang_ends_no_later_than_on_one_machine_of_all_gpus() -> None:
     assert apart == together
 
 
-def test_a_system_without_its_folder_is_skipped_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("LABKIT_FOREIGN", raising=False)
+def test_a_system_is_cloned_once_or_skipped_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(foreign, "KEPT", tmp_path / "kept")
     _, *told = lines([])
     assert [line.split()[:2] for line in told] == [[name, "skipped:"] for name in SYSTEMS]
     assert "no folder of its repository; git clone https://" in told[0]
-    assert "skipped" in list(lines([f"lucid={tmp_path / 'gone'}"]))[1]
+    with pytest.raises(InputError, match=r"no such folder; git clone https://.*, then lucid=FOLDER"):
+        list(lines([f"lucid={tmp_path / 'gone'}"]))
+    monkeypatch.setattr(foreign, "SYSTEMS", {"lucid": str(tmp_path / "theirs")})
+    assert "skipped: git clone failed (fatal: repository" in list(lines(["lucid"]))[1]
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path / "theirs")]
+    subprocess.run(["git", "init", "-q", str(tmp_path / "theirs")], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "made"], check=True)
+    assert "skipped: Cannot save" in list(lines(["lucid"]))[1]  # it has none of their files
+    assert (tmp_path / "kept" / "lucid" / ".git").is_dir()
+    monkeypatch.undo()
     with pytest.raises(InputError, match="Did you mean 'lucid'"):
         list(lines(["lucd"]))
 

@@ -3,8 +3,9 @@
     python -m benchmarks.foreign tiresias=FOLDER lucid=FOLDER pollux=FOLDER muri=FOLDER
 
 FOLDER is a clone of the system's repository, with a work tree or without; a name alone means the folder of that name in
-$LABKIT_FOREIGN. Their programs are copied to a temporary folder and run there as they are, but for what a note says;
-nothing of them is kept. A system is a module here with a function `rows(folder)`, named in `SYSTEMS`.
+$LABKIT_FOREIGN, or in the user's cache, and it is cloned there once. Their programs are copied to a temporary folder
+and run there as they are, but for what a note says; nothing of them is kept. A system is a module here with a function
+`rows(folder)`, named in `SYSTEMS`.
 """
 
 from __future__ import annotations

@@ -111,16 +111,27 @@ def compare(
 
 
 def of_placers(schedulers: str) -> bool:
-    """Return whether all names are those of placers: then their placements are compared, and no schedules."""
+    """Return whether all names are those of placers: then their placements are compared, and no schedules.
+
+    Raise InputError if one of them is neither that of a placer nor of a scheduler, or occurs twice.
+    """
+    from labkit.core.errors import InputError, unknown
     from labkit.core.text import split_names
     from labkit.placers import available
 
-    names = split_names(schedulers)
-    if not names or not set(names) <= {*available()}:
+    names, placers = split_names(schedulers), available()
+    if not {*names} & {*placers}:
         return False
     from labkit.experiment.filling import are_placers
+    from labkit.schedulers import available as known
 
-    return are_placers(names)
+    odd = [name for name in names if name not in placers]
+    if odd and odd[0].isidentifier() and odd[0] not in known() and any(are_placers([name]) for name in names):
+        raise unknown("placer or scheduler", odd[0], [*placers, *known()])
+    twice = [name for name in names if names.count(name) > 1]
+    if (all_placers := are_placers(names)) and twice:
+        raise InputError(f"--schedulers names {twice[0]} twice; expected each placer once.")
+    return all_placers
 
 
 def _refuse_by(by: str | None, *, seeds: str | None, as_json: bool) -> None:

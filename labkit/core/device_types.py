@@ -58,7 +58,7 @@ def names_in(demand: str) -> list[str]:
 
 
 def refuse_unknown(jobs: Jobs, cluster: Cluster, *, known: Iterable[str] = ()) -> None:
-    """Raise if a demand for a set of device types names one that neither the cluster nor anyone has.
+    """Raise if a demand for a set of device types names one that neither the cluster nor anyone has, or excludes all.
 
     Raise InputError, which names the first such job, the type, and those of the cluster; or a name that is empty.
 
@@ -67,16 +67,21 @@ def refuse_unknown(jobs: Jobs, cluster: Cluster, *, known: Iterable[str] = ()) -
     for demand in dict.fromkeys(jobs.device_type.tolist()):
         if OR not in demand and NOT not in demand:
             continue
+        where = f"job {jobs.id[int(np.flatnonzero(jobs.device_type == demand)[0])]} demands device type '{demand}'; "
+        there = f"It has {', '.join(cluster.device_types)}; --any-type lets jobs have any."
+        if demand.startswith(NOT) and not any(meets(demand, kind) for kind in cluster.device_types):
+            raise InputError(f"{where}{cluster.name} has no other. {there}")
         for name in names_in(demand):
             near = get_close_matches(name.casefold(), [kind.casefold() for kind in cluster.device_types], 1, cutoff=0.8)
-            if any(same_type(name, kind) for kind in (*cluster.device_types, *(known if not near else ()))):
+            if NOT not in name and any(
+                same_type(name, kind) for kind in (*cluster.device_types, *(known if not near else ()))
+            ):
                 continue
             said = [kind for kind in cluster.device_types if [kind.casefold()] == near]
             raise InputError(
-                f"job {jobs.id[int(np.flatnonzero(jobs.device_type == demand)[0])]} demands device type '{demand}'; "
-                f"{cluster.name} has no '{name}'. "
+                f"{where}{cluster.name} has no '{name}'. "
                 + (f"Did you mean '{said[0]}'? " if said else "Expected names with | between them: A|B, or !A|B. ")
-                + f"It has {', '.join(cluster.device_types)}; --any-type lets jobs have any."
+                + there
             )
 
 

@@ -75,6 +75,9 @@ CARDS: Final = (
    docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html
 """
 
+NEVER_CUT: Final = frozenset({"k80", "p4", "p40", "p100", "v100", "t4", "a10", "a16", "a40", "l4", "l40", "l40s"})
+"""GPUs of NVIDIA without MIG."""
+
 
 def compute_of(profile: str) -> int:
     """Return the slices of compute of a profile.
@@ -96,7 +99,7 @@ def memory_of(profile: str) -> float:
     return float(found[2])
 
 
-def refuse_geometry(profiles: Sequence[str], *, memory_gb: float = nan, where: str) -> None:
+def refuse_geometry(profiles: Sequence[str], *, memory_gb: float = nan, device_type: str = "", where: str) -> None:
     """Raise if no GPU can be cut into slices of these profiles at once.
 
     >>> refuse_geometry(["3g.20gb", "2g.10gb", "2g.10gb"], where="host a")
@@ -105,17 +108,26 @@ def refuse_geometry(profiles: Sequence[str], *, memory_gb: float = nan, where: s
     ----------
     memory_gb : float
         Of the GPU; NaN: any that has these profiles.
+    device_type : str
+        Of the GPU; where it names one of `CARDS`, the profiles are that one's.
     where : str
         Begins the message.
 
     Raises
     ------
     InputError
-        If a profile is not known there, or they do not add up; the message counts their slices.
+        If MIG does not cut such a GPU, a profile is not known there, or they do not add up; the message counts their
+        slices.
     """
-    cards = [card for card in CARDS if isnan(memory_gb) or card.memory_gb == memory_gb]
+    words = set(re.findall(r"[a-z]+\d+[a-z]*", device_type.casefold()))
+    if words & NEVER_CUT:
+        raise InputError(
+            f"{where}: MIG cuts no {device_type}; expected one of {', '.join(card.name for card in CARDS)}."
+        )
+    named = [card for card in CARDS if words & set(card.name.casefold().split())] or CARDS
+    cards = [card for card in named if isnan(memory_gb) or card.memory_gb == memory_gb]
     if not cards:
-        told = ", ".join(f"{card.memory_gb} ({card.name})" for card in CARDS)
+        told = ", ".join(f"{card.memory_gb} ({card.name})" for card in named)
         raise InputError(f"{where}: gpu_memory_gb is {memory_gb:g}; MIG cuts GPUs with {told} GB.")
     known = list(dict.fromkeys(name for card in cards for name in card.profiles))
     if odd := next((name for name in profiles if name not in known), None):

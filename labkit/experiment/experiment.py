@@ -23,6 +23,7 @@ from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.gate import rules_of_jobs
 from labkit.core.hosting import (
+    FEW,
     SPLIT,
     WORDS,
     HostRules,
@@ -339,6 +340,11 @@ class Experiment:
         """What was asked for and holds for every scheduler, a sentence each: notes that need no warning."""
         split = self.hosting is None and self.scenario.get("consolidate") is not None
         said = [f"machines: {WORDS[SPLIT]}, as was asked for"] if split else []
+        waits = self.hosting is not None and bool((self.hosting.spread == FEW).any())
+        if self.scenario.get("consolidate_for_s") is not None and not waits:
+            said.append(
+                "machines: --consolidate-for changes nothing: no gang waits for few machines (--consolidate wait)"
+            )
         return said + rules(self.quotas, self.reservations, self.hosting) + rules_of_jobs(self.jobs)
 
     def caveats(self, scheduler: Scheduler, *, name: str) -> list[str]:

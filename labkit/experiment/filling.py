@@ -15,11 +15,11 @@ import numpy as np
 from labkit.core.cluster import Cluster
 from labkit.core.device_types import may_run_on
 from labkit.core.errors import InputError
-from labkit.core.events import Kind
+from labkit.core.events import Events, Kind
 from labkit.core.jobs import Jobs
 from labkit.core.placement import Placement
 from labkit.core.protocols import Placer
-from labkit.core.resources import GPUS
+from labkit.core.resources import GPUS, Floats
 from labkit.core.snapshot import Snapshot
 from labkit.experiment.cadence import at_events
 from labkit.experiment.fitting import without_too_large
@@ -28,6 +28,7 @@ from labkit.experiment.sweeping import default_workers
 from labkit.placers import Fgd, Random, available, make
 from labkit.placers.fragments import TaskMix
 from labkit.results.comparison import BOUND
+from labkit.results.gpus import allocation_in
 from labkit.schedulers import available as schedulers
 from labkit.schedulers.base import place, requested_gangs
 from labkit.simulator import Simulator
@@ -82,6 +83,30 @@ def allocated(jobs: Jobs, cluster: Cluster, name: str, *, seed: int = 0, load: f
     .. [1] Weng et al., "Beware of fragmentation: scheduling GPU-sharing workloads with fragmentation gradient descent",
        USENIX ATC 2023.
     """
+    pods, cluster, rows, _ = _filled(jobs, cluster, name, seed=seed, load=load)
+    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
+    return float(100 * pods.gpus[started].sum() / cluster.capacity[:, GPUS].sum())
+
+
+def by_demand(
+    jobs: Jobs, cluster: Cluster, name: str, *, seed: int = 0, load: float = LOAD, n_points: int = 100
+) -> pd.DataFrame:  # fmt: skip
+    """Return what of a cluster's GPUs is allocated, and what in fragments, while gangs ask for more and more.
+
+    Returns
+    -------
+    DataFrame
+        demand, allocated, fragments: each in % of all GPUs; the gangs are those of `allocated`.
+    """
+    pods, cluster, rows, asked = _filled(jobs, cluster, name, seed=seed, load=load)
+    table = allocation_in(rows, pods, cluster, n_times=n_points)
+    arrived = np.minimum(table.pop("time_s").astype(int), len(asked) - 1)
+    table = table.assign(asked=asked[arrived]).rename(columns={"asked": "demand"})
+    return table * (100 / float(cluster.capacity[:, GPUS].sum()))
+
+
+def _filled(jobs: Jobs, cluster: Cluster, name: str, *, seed: int, load: float) -> tuple[Jobs, Cluster, Events, Floats]:
+    """Return the gangs that arrived, the machines in their order, the log, and the GPUs asked for by each arrival."""
     rng = np.random.default_rng(seed)
     cluster = _shuffled(cluster, rng)
     pods, placer = _until_full(jobs, cluster, rng=rng, load=load), make(name)
@@ -89,12 +114,12 @@ def allocated(jobs: Jobs, cluster: Cluster, name: str, *, seed: int = 0, load: f
         placer = replace(placer, mix=TaskMix.of(jobs, may_run_on(jobs, cluster)))
     elif isinstance(placer, Random):
         placer = replace(placer, seed=seed)
+    asked = np.cumsum(pods.gpus)
     pods = without_too_large(pods, cluster, may_run_on(pods, cluster))  # they are lost in any case
     simulator = Simulator(pods, cluster, speed=Recorded(pods, cluster))
     session = Session(simulator, cadence=at_events(), runs_on=may_run_on(pods, cluster))
     rows = session.run(OnArrival(placer), until_s=float(pods.arrival_s[-1]) + 1.0)
-    started = np.unique(rows["job"][rows["kind"] == Kind.STARTED])
-    return float(100 * pods.gpus[started].sum() / cluster.capacity[:, GPUS].sum())
+    return pods, cluster, rows[rows["time_s"] <= pods.arrival_s[-1]], asked
 
 
 def compare_placers(

@@ -133,7 +133,7 @@ def _misfit(number: int, jobs: Jobs, cluster: Cluster, runs_on: Bools) -> str:
         if n and demand[GPUS] > 1 and demand[GPUS] % 1:
             return (
                 f"job {jobs.id[number]} needs {demand[GPUS]:g} GPUs per {role}; expected whole GPUs (1, 2, ...), or a "
-                "part of one (0.25): a task has its GPUs alone, or shares one."
+                "part of one (0.25); --whole-gpus (whole_gpus=True) rounds up."
             )
         groups = usable if demand[GPUS] > 0 else np.ones_like(usable)
         room = _room(cluster.capacity[groups], demand)

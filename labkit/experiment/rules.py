@@ -11,7 +11,7 @@ from labkit.core.protocols import Scheduler
 from labkit.core.quotas import BEYOND, Quotas
 from labkit.experiment.reservations import Reservations
 
-UNWARNED: Final = ("machines: ", "quotas: ", "reservations: ")
+UNWARNED: Final = ("machines: ", "quotas: ", "reservations: ", "jobs that start ")
 """How the sentences of rules begin."""
 EXCLUSIVE: Final = "no other job starts there while one holds, under every scheduler"
 

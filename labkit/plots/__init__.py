@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labkit.plots.fidelity import plot_explained, plot_fidelity, plot_gantts
     from labkit.plots.fits import fit_curve, interference_residuals, plot_fit_curve, plot_residuals, residuals
     from labkit.plots.gantt import plot_gantt, plot_gantt_stack, plot_overheads
-    from labkit.plots.gpus import plot_allocation, plot_gpu_lanes
+    from labkit.plots.gpus import plot_allocation, plot_filling, plot_gpu_lanes
     from labkit.plots.interference import plot_contention, plot_slowdowns, slowdowns
     from labkit.plots.jct import cost_table, plot_cost, plot_fairness, plot_jct_bars, plot_jct_by_load, plot_jct_cdf
     from labkit.plots.paper import for_paper, save_for_paper
@@ -46,7 +46,8 @@ _MODULES = {
     "plot_allocation": "gpus", "plot_allocations": "decisions", "plot_arrivals": "traces",
     "plot_bars": "bars_and_lines", "plot_contention": "interference", "plot_convergence": "training",
     "plot_cost": "jct", "plot_decisions": "decisions", "plot_durations": "traces", "plot_explained": "fidelity",
-    "plot_fairness": "jct", "plot_fidelity": "fidelity", "plot_fit_curve": "fits", "plot_forwarding": "decisions",
+    "plot_fairness": "jct", "plot_fidelity": "fidelity", "plot_filling": "gpus", "plot_fit_curve": "fits",
+    "plot_forwarding": "decisions",
     "plot_gantt": "gantt", "plot_gantt_stack": "gantt", "plot_gantts": "fidelity", "plot_gpu_lanes": "gpus",
     "plot_heat_map": "utilisation", "plot_jct_bars": "jct", "plot_jct_by_load": "jct", "plot_jct_cdf": "jct",
     "plot_learning": "training", "plot_lines": "bars_and_lines",
@@ -63,7 +64,8 @@ __all__ = [
     "allocations", "cost_table", "fit_curve", "for_paper", "interference_residuals", "learning_curve", "loss_curve",
     "plot_allocation", "plot_allocations", "plot_arrivals", "plot_bars", "plot_contention", "plot_convergence",
     "plot_cost", "plot_decisions", "plot_durations", "plot_explained", "plot_fairness", "plot_fidelity",
-    "plot_fit_curve", "plot_forwarding", "plot_gantt", "plot_gantt_stack", "plot_gantts", "plot_gpu_lanes",
+    "plot_filling", "plot_fit_curve", "plot_forwarding", "plot_gantt", "plot_gantt_stack", "plot_gantts",
+    "plot_gpu_lanes",
     "plot_heat_map", "plot_jct_bars", "plot_jct_by_load", "plot_jct_cdf", "plot_learning", "plot_lines",
     "plot_matrix", "plot_overheads", "plot_pauses", "plot_residuals", "plot_scaling", "plot_shares", "plot_sizes",
     "plot_slowdowns", "plot_staleness", "plot_step_times", "plot_sweep", "plot_sweep_differences",

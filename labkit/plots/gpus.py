@@ -9,6 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from labkit.plots.bars_and_lines import plot_lines
 from labkit.plots.palette import BLUE, GREY, ORANGE
 from labkit.plots.theme import INK, MAX_ROWS, MUTED, WIDTH, cycled, line_looks, stroke_legend, time_unit, title
 from labkit.plots.utilisation import TYPE_SHADES
@@ -57,11 +58,31 @@ def plot_gpu_lanes(table: pd.DataFrame, *, heading: str = "Who has which part of
     )  # fmt: skip
     words = base.mark_text(fontSize=9, color="white", aria=False).encode(x="middle:Q", y="at:Q", text="says:N")
     notes = ["a bar is as high as the job's part of the GPU; it names the job"]
+    notes += ["one that fits only between others is in pieces"] * bool(shown.duplicated(["gpu", "id", "start"]).any())
     notes += [f"shows the first {MOST_LANES} of {len(names):,} GPUs"] * (len(names) > MOST_LANES)
     chart = alt.layer(bars, words).properties(
         width=WIDTH, height=max(24 * len(few), 60), title=title(heading, *notes)
     )  # fmt: skip
     return cast(alt.LayerChart, chart)
+
+
+def plot_filling(curves: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
+    """Draw the GPUs that placers have allocated, and those in fragments, against the GPUs that gangs ask for.
+
+    Parameters
+    ----------
+    curves : mapping
+        Placer -> table from `labkit.experiment.filling.by_demand`.
+    """
+    lines = pd.concat(
+        curve.melt("demand", ["allocated", "fragments"], "what", "gpus").replace({"what": LINES}).assign(placer=name)
+        for name, curve in curves.items()
+    )
+    return plot_lines(
+        lines, x="demand", y="gpus", line="placer", panel="what",
+        axes=("GPUs asked for (% of all)", "GPUs (% of all)"), heading="How full placers make a cluster",
+        note="gangs arrive in random order and none ends; fragments: idle, and of no use to gangs like these",
+    )  # fmt: skip
 
 
 def plot_allocation(records: Mapping[str, RunRecord]) -> alt.VConcatChart:

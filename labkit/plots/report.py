@@ -49,7 +49,7 @@ from labkit.results.comparison import (
     reported_bound,
 )
 from labkit.results.conclusion import conclusion
-from labkit.results.gpus import gpu_lanes
+from labkit.results.gpus import gpu_heat_map, gpu_lanes
 from labkit.results.record import RunInfo
 from labkit.results.sweeps import cell_table, comparison, pairs_called, same_on_all
 
@@ -252,7 +252,11 @@ def _parts(by_name: Mapping[str, RunRecord]) -> list[page.Section]:
     if not with_parts:
         return []
     name, first = next(iter(with_parts.items()))
-    figures = [plot_allocation(with_parts), plot_gpu_lanes(gpu_lanes(first), heading=f"Who has which part: {name}")]
+    figures = [
+        plot_allocation(with_parts),
+        plot_gpu_lanes(gpu_lanes(first), heading=f"Who has which part: {name}"),
+        plot_heat_map(gpu_heat_map(first), heading=f"{name}: how full each GPU is", of="GPU"),
+    ]
     return [page.Section("Parts of GPUs", figures, "")]
 
 

@@ -100,19 +100,23 @@ def _band(name: str, table: pd.DataFrame, *, edges: np.ndarray, scale_s: float) 
     return pd.DataFrame({"scheduler": name, "start": (edges[:-1] / scale_s).round(4), "held": held})
 
 
-def plot_heat_map(cells: pd.DataFrame, *, heading: str = "Where the work is", limit: int = MAX_ROWS) -> alt.Chart:
-    """Draw machines as rows, time as columns, the fraction of GPUs held as colour.
+def plot_heat_map(
+    cells: pd.DataFrame, *, heading: str = "Where the work is", limit: int = MAX_ROWS, of: str = "machine"
+) -> alt.Chart:
+    """Draw machines (or GPUs) as rows, time as columns, the fraction of GPUs held as colour.
 
     Parameters
     ----------
     cells : DataFrame
-        From `labkit.results.heat_map`.
+        From `labkit.results.heat_map`, or `gpu_heat_map`.
     heading : str
         Title of the figure, e.g. the scheduler's name.
     limit : int
         The most cells to draw; with more, neighbouring machines share a row.
+    of : str
+        What the rows are.
     """
-    shown, note = _banded(cells, limit=limit)
+    shown, note = _banded(cells, limit=limit, of=of)
     until_s = float(cells["end_s"].max()) if len(cells) else 1.0
     scale_s, unit = time_unit(until_s)
     shown = shown.assign(start=shown["start_s"] / scale_s, end=shown["end_s"] / scale_s)
@@ -125,7 +129,7 @@ def plot_heat_map(cells: pd.DataFrame, *, heading: str = "Where the work is", li
         .encode(
             x=alt.X("start:Q", title=f"Time ({unit})", scale=alt.Scale(domain=[0, until_s / scale_s], nice=False)),
             x2="end:Q",
-            y=alt.Y("machine:N", sort=order, title="Machine", axis=labels),
+            y=alt.Y("machine:N", sort=order, title=of[0].upper() + of[1:], axis=labels),
             color=alt.Color(
                 "fraction:Q",
                 title="GPUs held",
@@ -133,7 +137,7 @@ def plot_heat_map(cells: pd.DataFrame, *, heading: str = "Where the work is", li
                 legend=alt.Legend(format="%"),
             ),
             tooltip=[
-                alt.Tooltip("machine:N", title="machine"),
+                alt.Tooltip("machine:N", title=of),
                 alt.Tooltip("start:Q", title=f"from ({unit})", format=",.2f"),
                 alt.Tooltip("gpus:Q", title="GPUs held", format=",.2f"),
                 alt.Tooltip("fraction:Q", title="of its GPUs", format=".0%"),
@@ -146,7 +150,7 @@ def plot_heat_map(cells: pd.DataFrame, *, heading: str = "Where the work is", li
     return chart
 
 
-def _banded(cells: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
+def _banded(cells: pd.DataFrame, *, limit: int, of: str) -> tuple[pd.DataFrame, str]:
     """Put neighbouring machines into one row where there would be too many cells."""
     n_bins = max(cells["bin"].nunique(), 1)
     machines = list(dict.fromkeys(cells["machine"]))
@@ -161,7 +165,7 @@ def _banded(cells: pd.DataFrame, *, limit: int) -> tuple[pd.DataFrame, str]:
         gpus=("gpus", "sum"), fraction=("fraction", "mean")
     )
     names = {band: first[band] if first[band] == last[band] else f"{first[band]} … {last[band]}" for band in first}
-    return summed.assign(machine=summed["band"].map(names)), f"each row is {per_band} of {len(machines):,} machines"
+    return summed.assign(machine=summed["band"].map(names)), f"each row is {per_band} of {len(machines):,} {of}s"
 
 
 SHARE_BINS = 120

@@ -6,7 +6,7 @@ several records side by side is in `comparison`.
 
 from labkit.results.comparison import Runs, jct_table, labels, run_table
 from labkit.results.fidelity import explained, fidelity_summary, gap_parts, job_fidelity
-from labkit.results.gpus import allocation, gpu_lanes
+from labkit.results.gpus import allocation, gpu_heat_map, gpu_lanes
 from labkit.results.intervals import forwarding, gantt, heat_map, time_split, utilisation
 from labkit.results.metrics import fair_share_s, finish_time_fairness, jain_index, jct_cdf, job_table, summary
 from labkit.results.notes import notes
@@ -33,6 +33,7 @@ __all__ = [
     "free_id",
     "gantt",
     "gap_parts",
+    "gpu_heat_map",
     "gpu_lanes",
     "heat_map",
     "interval",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -198,22 +199,30 @@ def heat_map(rows: Events, jobs: Jobs, cluster: Cluster, *, n_bins: int = 60) ->
 
     M * n_bins rows, machine after machine. A machine without GPUs has fraction 0.
     """
+    held = holdings(rows, jobs)
+    built = np.bincount(cluster.group_machine, cluster.capacity[:, GPUS], cluster.n_machines)
+    machine = cluster.group_machine[held.group].astype(np.int64)
+    return cells(machine, held.start_s, held.end_s, held.gpus, names=cluster.machines,
+                 built=built.astype(np.float64), until_s=end_s(rows), n_bins=n_bins)  # fmt: skip
+
+
+def cells(
+    lane: NDArray[np.int64], from_s: Floats, to_s: Floats, gpus: Floats, *, names: Sequence[str], built: Floats,
+    until_s: float, n_bins: int,
+) -> pd.DataFrame:  # fmt: skip
+    """Return the columns of `heat_map` for lanes, from what is held in which, from when to when, and what each has."""
     import pandas as pd
 
-    held = holdings(rows, jobs)
-    edges = np.linspace(0.0, max(end_s(rows), 1e-9), n_bins + 1)
-    machine = cluster.group_machine[held.group].astype(np.int64)
-    held_gpu_s = _ramps(machine, held.start_s, held.gpus, edges, cluster.n_machines)
-    held_gpu_s -= _ramps(machine, held.end_s, held.gpus, edges, cluster.n_machines)
+    edges = np.linspace(0.0, max(until_s, 1e-9), n_bins + 1)
+    held_gpu_s = _ramps(lane, from_s, gpus, edges, len(names)) - _ramps(lane, to_s, gpus, edges, len(names))
     gpus = np.maximum(held_gpu_s / (edges[1] - edges[0]), 0.0)
-    built = np.bincount(cluster.group_machine, cluster.capacity[:, GPUS], cluster.n_machines)
     fraction = gpus / np.where(built > 0, built, np.inf)[:, None]
     return pd.DataFrame(
         {
-            "machine": np.repeat(np.array(cluster.machines, dtype=object).astype(str), n_bins),
-            "bin": np.tile(np.arange(n_bins), cluster.n_machines),
-            "start_s": np.tile(edges[:-1], cluster.n_machines),
-            "end_s": np.tile(edges[1:], cluster.n_machines),
+            "machine": np.repeat(np.array(names, dtype=object).astype(str), n_bins),
+            "bin": np.tile(np.arange(n_bins), len(names)),
+            "start_s": np.tile(edges[:-1], len(names)),
+            "end_s": np.tile(edges[1:], len(names)),
             "gpus": gpus.ravel(),
             "fraction": fraction.ravel(),
         }

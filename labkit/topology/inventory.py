@@ -308,7 +308,8 @@ def _odd_slices(host: Host) -> list[str]:
     """Return why the GPUs of a host cannot be cut as it says."""
     try:
         if host.mig:
-            refuse_geometry(host.mig, memory_gb=host.gpu_memory_gb or nan, where=f"host {host.name}")
+            memory_gb = host.gpu_memory_gb or nan
+            refuse_geometry(host.mig, memory_gb=memory_gb, device_type=host.device_type, where=f"host {host.name}")
     except InputError as error:
         return [str(error).rstrip(".")]
     return []

@@ -61,6 +61,8 @@ class Server:
             raise InputError(
                 f"server '{self.name}' has sockets {self.sockets}; expected one (GPUs, cores, memory in GB) or more."
             )
+        if any(gpus % 1 for gpus, _, _ in self.sockets):
+            raise InputError(f"server '{self.name}' has sockets {self.sockets}; expected whole GPUs in each.")
         for key in ("pcie_gbps", "socket_gbps", "gpu_memory_gb"):
             if getattr(self, key) <= 0 or (key != "gpu_memory_gb" and isnan(getattr(self, key))):
                 raise InputError(f"server '{self.name}' has {key} = {getattr(self, key)}; expected more than 0.")

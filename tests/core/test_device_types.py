@@ -45,6 +45,8 @@ def test_runs_keep_to_sets() -> None:
         ("T4||V100M16", "has no ''. Expected names with | between them"),
         ("!", "has no ''"),
         ("T4|quadro", r"has no 'quadro'. Expected names with \| between them"),
+        ("!T4|!V100M16", "has no '!V100M16'"),
+        ("!T4|V100M16|V100M32", "has no other. It has T4, V100M16, V100M32; --any-type"),
     ],
 )
 def test_a_set_with_an_unknown_type_is_refused_with_what_was_meant(demand: str, said: str) -> None:

@@ -13,12 +13,14 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from labkit.core import Jobs, Placement, PlacementError
 from labkit.core.binding import bound
 from labkit.core.book import Book
+from labkit.core.device_types import may_run_on
 from labkit.core.devices import rooms_when_empty, widened
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
 from labkit.core.resources import GPUS
 from labkit.core.scratch_book import rooms
 from labkit.experiment import Experiment, Session, at_events
+from labkit.experiment.fitting import without_too_large
 from labkit.schedulers import make
 from labkit.simulator import Simulator
 from labkit.speed.recorded import Recorded
@@ -170,6 +172,48 @@ def test_no_gpu_is_overfull_and_nobody_waits_where_room_is(name: str, seed: int)
             free = left[:, 3:]
             fits = (free >= gpus - 1e-9).any(axis=1) if gpus < 1 else (free > 1 - 1e-9).sum(axis=1) >= gpus
             assert not (fits & (left[:, 1] >= 1)).any()
+
+
+def types_that_hold(session: Session, job: int, left: np.ndarray) -> np.ndarray:
+    """Return the types whose groups have room for a whole gang: its workers are alike, so that room adds up."""
+    jobs, cluster = session.ledger.jobs, session.ledger.cluster
+    gpus, cpus, _ = jobs.worker_demand[job]
+    free = left[:, 3:]
+    rooms = ((free + 1e-9) // gpus).sum(axis=1) if gpus < 1 else (free > 1 - 1e-9).sum(axis=1) // gpus
+    rooms = np.minimum(rooms, left[:, 1] // cpus)
+    of_type = np.bincount(cluster.group_type, rooms, len(cluster.device_types))
+    asked = jobs.device_type[job]
+    named = [kind.lstrip("!") for kind in asked.split("|")]
+    open_to = np.array([not asked or (kind in named) != asked.startswith("!") for kind in cluster.device_types])
+    return open_to & (of_type >= jobs.n_workers[job])
+
+
+@pytest.mark.parametrize("placer", ["first_fit", "pack", "spread", "machine_first"])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_gang_waits_where_gpus_of_one_of_its_types_have_room(placer: str, seed: int) -> None:
+    """Gangs of parts of GPUs and of whole ones, sets of types, two groups a machine."""
+    rng = np.random.default_rng(seed)
+    kinds = [(1, Server(f"s{t}", tuple((g, 9.0, 64.0) for g in rng.integers(1, 3, 2)), device_type=t)) for t in "abc"]
+    cluster, n = no_network(3, servers=kinds), 30
+    gpus = rng.choice([0.2, 0.3, 0.5, 0.6, 1.0, 1.0], n)
+    jobs = Jobs.of(
+        arrival_s=np.sort(rng.choice([0.0, 1, 5, 30], n)), total_steps=rng.choice([10.0, 25, 60], n), duration_s=20,
+        n_workers=rng.integers(1, 4, n), worker_demand=np.stack([gpus, gpus * 0 + 1, gpus * 0], axis=1),
+        device_type=rng.choice(["", "a", "a|b", "!a", "b|c"], n).tolist(),
+    )  # fmt: skip
+    jobs = without_too_large(jobs, cluster, may_run_on(jobs, cluster))
+    scheduler = make(f"fifo(backfill=True,placer={placer})")
+    runs_on = may_run_on(jobs, cluster)
+    session = Session(Simulator(jobs, cluster, speed=Recorded(jobs, cluster)), cadence=at_events(), runs_on=runs_on)
+    while not session.done:
+        session.step(scheduler.schedule(session.snapshot()))
+        used, _ = in_use(session)
+        assert (used <= 1 + 1e-9).all()
+        if session.done:
+            break
+        if len(session.snapshot().waiting) and not len(scheduler.schedule(session.snapshot()).set_jobs):
+            left = session.ledger.book.left
+            assert not any(types_that_hold(session, job, left).any() for job in session.snapshot().waiting)
 
 
 @given(seed=st.integers(0, 2**32 - 1))

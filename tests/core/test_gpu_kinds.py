@@ -81,6 +81,11 @@ def test_what_does_not_add_up_is_told_in_one_line() -> None:
     refuse_geometry(["1g.10gb"] * 7, where="host a")  # of 80 GB
     with pytest.raises(InputError, match="14 of memory"):
         refuse_geometry(["1g.10gb"] * 7, memory_gb=40, where="host a")
+    with pytest.raises(InputError, match=r"host a: MIG cuts no Tesla-V100; expected one of A30, A100 40GB"):
+        refuse_geometry(["1g.5gb"], device_type="Tesla-V100", where="host a")
+    with pytest.raises(InputError, match=r"unknown MIG profile of host a '3g\.20gb'.*Known: .*2g\.12gb"):
+        refuse_geometry(["3g.20gb"], device_type="NVIDIA-A30", where="host a")
+    refuse_geometry(["1g.10gb"] * 7, device_type="NVIDIA-A100-SXM4-80GB", where="host a")
 
 
 def cut(**options: object) -> Cluster:
@@ -172,6 +177,9 @@ def test_an_inventory_says_how_gpus_are_cut(tmp_path) -> None:  # type: ignore[n
     assert read_cluster(tmp_path / "cluster.json").gpu_kinds == cluster.gpu_kinds
     file.write_text(f'{plain}["4g.20gb", "4g.20gb"]\n')
     with pytest.raises(InputError, match=r"1 fault: host a: the MIG profiles 4g\.20gb \+ 4g\.20gb do not add up"):
+        from_inventory(file)
+    file.write_text(plain.replace("a100", "t4") + '["1g.5gb"]\n')
+    with pytest.raises(InputError, match="1 fault: host a: MIG cuts no t4; expected one of A30"):
         from_inventory(file)
 
 

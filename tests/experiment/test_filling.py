@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from labkit.cli.app import app
 from labkit.core import InputError, Jobs
-from labkit.experiment.filling import ALLOCATED, allocated, are_placers, compare_placers
+from labkit.experiment.filling import ALLOCATED, allocated, are_placers, by_demand, compare_placers
+from labkit.plots.gpus import plot_filling
 from labkit.schedulers import make
 from labkit.topology import build, no_network
 from labkit.topology.servers import Server
@@ -44,6 +45,19 @@ def test_seeds_change_the_order_and_are_repeated_to_the_digit() -> None:
     assert means["fgd"] >= means["random"]
 
 
+def test_what_is_allocated_grows_with_demand_to_what_the_table_has() -> None:
+    """Gangs of 3 on five machines of 4: each takes 3 and leaves a fragment of 1, which no such gang can use."""
+    jobs = Jobs.of(arrival_s=[0.0], total_steps=1, duration_s=1, worker_demand=(3, 1, 0))
+    cluster = no_network(5, servers=Server("four", ((4, 32.0, 64.0),)))
+    curve = by_demand(jobs, cluster, "best_fit", n_points=18)
+    assert curve["demand"].is_monotonic_increasing
+    assert curve.iloc[-1].round(6).tolist() == [135, 75, 25]
+    fits = curve[curve["demand"] <= 75]
+    assert fits["allocated"].tolist() == pytest.approx(fits["demand"])
+    assert fits["fragments"].tolist() == pytest.approx(fits["demand"] / 3)
+    assert plot_filling({"best_fit": curve}).to_dict()
+
+
 def test_names_of_placers_alone_compare_placements() -> None:
     assert are_placers(["random", "fgd"])
     assert not are_placers(["random", "fifo"])
@@ -69,6 +83,19 @@ def test_options_that_mean_nothing_there_are_refused() -> None:
             app, ["compare", "demo", "--cluster", "no_network(4)", "--schedulers", "random,fgd", option, value]
         )
         assert f"{option} does not go with placers alone" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("random,fgdd", "unknown placer or scheduler 'fgdd'. Did you mean 'fgd'?"),
+        ("random,fgd,random", "--schedulers names random twice; expected each placer once"),
+        ("random,fifo", "random is a placer and not a scheduler"),
+    ],
+)
+def test_names_that_cannot_be_compared_are_told_in_one_line(names: str, said: str) -> None:
+    told = CliRunner().invoke(app, ["compare", "demo", "--cluster", "no_network(4)", "--schedulers", names])
+    assert said in str(told.exception)
 
 
 def test_a_network_is_refused() -> None:

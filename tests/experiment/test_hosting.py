@@ -123,6 +123,12 @@ def test_what_no_machines_can_hold_is_told_in_a_line_before_the_run(
     assert "\n" not in str(told.value).strip().replace(":\n  ", ": ")
 
 
+def test_a_time_after_which_gangs_are_split_says_so_where_none_waits() -> None:
+    for how, told in (("split", True), (None, True), ("wait", False)):
+        made = Experiment.of(jobs_of([5, 5]), cluster=machines(2), consolidate=how, consolidate_for_s=30)
+        assert any("--consolidate-for changes nothing" in said for said in made.rules) == told
+
+
 def test_a_partition_without_machines_is_refused() -> None:
     with pytest.raises(InputError, match="partition 'a' has no machines"):
         machines(2, a=[])
@@ -262,8 +268,26 @@ def test_a_move_may_make_room_for_a_gang_that_waits() -> None:
 # --- racks and pods
 
 
+def splits(n_workers: int, idle: np.ndarray) -> bool:
+    """Return whether machines hold a gang in shares that are as equal as can be, for some number of machines."""
+    return any(
+        (idle >= n_workers // k).sum() >= k and (idle > n_workers // k).sum() >= n_workers % k
+        for k in range(1, min(len(idle), n_workers) + 1)
+    )
+
+
 @pytest.mark.parametrize(
-    "name", ["fifo(backfill=True)", "srtf", "easy", "slurm", "gavel_las", "fifo(placer=spread)", "fifo(placer=fgd)"]
+    "name",
+    [
+        "fifo(backfill=True)",
+        "fifo(backfill=True,placer=first_fit)",
+        "srtf",
+        "easy",
+        "slurm",
+        "gavel_las",
+        "fifo(placer=spread)",
+        "fifo(placer=fgd)",
+    ],
 )
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
@@ -279,7 +303,7 @@ def test_a_gang_lies_within_one_rack_and_starts_as_soon_as_one_has_room(name: st
     experiment = Experiment.of(jobs, cluster=cluster, speed="recorded")
     log = experiment.session(make(name)).run(make(name))
     rack = np.arange(cluster.n_groups) // per_leaf  # a pod here is a rack
-    free, held, waits = np.full(leaves, most), {}, set()
+    free, held, lies, waits = np.full(leaves, most), {}, {}, set()
     for at_s in np.unique(log["time_s"]):
         now = log[log["time_s"] == at_s]
         for row in now:
@@ -288,17 +312,25 @@ def test_a_gang_lies_within_one_rack_and_starts_as_soon_as_one_has_room(name: st
                 waits.add(job)
             if row["kind"] in (Kind.COMPLETED, Kind.PREEMPTED):
                 free += held.pop(job)
+                lies.pop(job)
                 waits |= {job} if row["kind"] == Kind.PREEMPTED else set()
         for job in dict.fromkeys(now["job"][now["kind"] == Kind.PLACED].tolist()):
             mine = now[(now["kind"] == Kind.PLACED) & (now["job"] == job)]
             free += held.pop(job, 0)
             held[job] = np.bincount(rack[mine["group"]], mine["value"], leaves).astype(int)
+            lies[job] = (mine["group"], mine["value"])
             assert jobs.within[job] == "" or np.count_nonzero(held[job]) == 1
             free -= held[job]
             waits.discard(job)
         assert (free >= 0).all()
-        if name == "fifo(backfill=True)":
+        if name.endswith("first_fit)"):
             assert not any(jobs.n_workers[j] <= (free.max() if jobs.within[j] else free.sum()) for j in waits)
+        elif name == "fifo(backfill=True)":  # even shares, as by default where there is a network
+            idle = 4 - sum((np.bincount(*one, cluster.n_groups) for one in lies.values()), np.zeros(cluster.n_groups))
+            racks = [idle[rack == r] for r in range(leaves)]
+            assert not any(
+                splits(int(jobs.n_workers[j]), part) for j in waits for part in (racks if jobs.within[j] else [idle])
+            )
     assert not waits
     assert not held
 
