@@ -199,7 +199,8 @@ def chosen_of(truth: Truth, seed: int, *, n_samples: int = 8) -> Floats:
         rows, speed = belief.frontier(LIMITS)
         at = int(np.searchsorted(speed, (1 - NO_SLOWER) * speed[-1]))
         told[k] = truth.of(plan_of(rows[at])) / truth.best(grid(200))
-        plan, _ = belief.trial(LIMITS, float(speed[at]))
+        tried, gain, _ = belief.trial(LIMITS, float(speed[at]))
+        plan = tried if gain else plan_of(rows[at])
     return told
 
 

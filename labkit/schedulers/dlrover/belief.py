@@ -33,6 +33,8 @@ REACH: Final = 1.0
 """How far, in the logarithm of tasks and of cores, a measurement counts."""
 CAREFUL: Final = 0.5
 """Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
+LEAST: Final = 0.5
+"""Part of the present speed that a plan must be expected to make to be tried."""
 PLAIN, SPIN, SLOW = 0.5, 0.15, 0.1
 """How likely a job has the form of the paper, tasks use all cores that they have in any case, and a worker is slow."""
 FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
@@ -202,19 +204,23 @@ class SpeedBelief:
         rises = np.diff(np.maximum.accumulate(speed[order]), prepend=0.0) > FASTER * speed.max()
         return rows[order[rises]], speed[order[rises]]
 
-    def trial(self, limits: PlanLimits, now: float, *, cores: float = inf) -> tuple[Plan, float]:
-        """Return the plan that promises most above `now` steps/s, and the gain that is expected, as a part of that.
+    def trial(self, limits: PlanLimits, now: float, *, cores: float = inf) -> tuple[Plan, float, float]:
+        """Return the plan that promises most above `now` steps/s, its expected gain as a part of that, and its steps/s.
 
-        It has no more than some cores in all, or is the smallest one of all.
+        It has no more than some cores in all, or is the smallest one of all, and is expected to make `LEAST` of the
+        present speed. A gain of 0: there is none.
         """
         rows = _within(candidates(limits), cores)
-        rows = _within(_near(rows[np.argmax(self._gains(rows, now))], limits), cores)
-        gain = self._gains(rows, now)
-        return plan_of(rows[np.argmax(gain)]), float(gain.max() / now)
+        rows = _within(_near(rows[np.argmax(self._gains(rows, now)[0])], limits), cores)
+        gain, speed = self._gains(rows, now)
+        best = int(np.argmax(gain))
+        return plan_of(rows[best]), float(gain[best] / now), float(speed[best])
 
-    def _gains(self, rows: Floats, now: float) -> Floats:
-        gain = _improvement(*self.log_speeds(rows), self.kind, now)
-        return np.where((rows[:, None] == self.measured).all(axis=2).any(axis=1), 0.0, gain)
+    def _gains(self, rows: Floats, now: float) -> tuple[Floats, Floats]:
+        mean, sd = self.log_speeds(rows)
+        speed = np.exp(mean.mean(axis=0))
+        known = (rows[:, None] == self.measured).all(axis=2).any(axis=1)
+        return np.where(known | (speed < LEAST * now), 0.0, _improvement(mean, sd, self.kind, now)), speed
 
 
 def _alike(a: Floats, b: Floats) -> Floats:

@@ -62,9 +62,25 @@ def test_fronts_rise_and_trials_keep_to_the_cores_that_there_are():
     assert (np.diff(cores_of(rows)) > 0).all()
     assert (np.diff(speed) > 0).all()
     assert cores_of(rows).max() <= 100
-    plan, gain = belief.trial(LIMITS, 12.0, cores=50)
+    plan, gain, _ = belief.trial(LIMITS, 12.0, cores=50)
     assert plan.cores <= 50
     assert gain >= 0
+
+
+@pytest.mark.parametrize("name", ["metrics never come", "falls with contention: / (1 + (n / 20)^2)", "workers spin"])
+def test_a_plan_that_is_tried_is_expected_to_make_half_of_the_present_speed(name):
+    """A live job was slowed to a tenth for ten seconds by a plan that hardly promised more; now there is a bound."""
+    for seed in range(3):
+        rng, samples = np.random.default_rng(seed), []
+        plan = COLD
+        for k in range(4):
+            samples.append(NAMED[name].measured(plan, rng, k))
+            belief = believe(samples)
+            now = belief.frontier(LIMITS)[1][-1]
+            tried, gain, expected = belief.trial(LIMITS, float(now))
+            assert gain == 0 or expected >= 0.5 * now
+            plan = tried if gain else plan
+    assert belief.trial(LIMITS, 1e6)[1] == 0, "nothing is tried where nothing is expected to come near"
 
 
 def test_few_tasks_are_preferred_where_processes_share_a_machine():
