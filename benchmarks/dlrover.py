@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from benchmarks import Row, size
 from benchmarks._dlrover_rivals import SIMULATED, Climber, Falling, Oracle
-from benchmarks._dlrover_truths import Truth, truths
+from benchmarks._dlrover_truths import Truth, hard, truths
 from benchmarks._nsga2 import front_of, hypervolume
 from benchmarks.dlrover_claims import single
 from labkit.core import Jobs
@@ -208,7 +208,7 @@ def print_truths() -> None:
     """Print what comes of plans on each truth after 2, 4 and 8 samples: median / tenth percentile over seeds."""
     print(f"Speed with the plan, of the exhaustive best: median / tenth percentile of {N_SEEDS} seeds")
     print(f"{'truth':50} {'2 samples':>11} {'4':>11} {'8':>11}  goal")
-    for truth in truths():
+    for truth in [*truths(), *hard()]:
         told = np.array([chosen_of(truth, seed) for seed in range(N_SEEDS)])
         columns = [f"{np.median(told[:, k - 1]):.2f} / {np.quantile(told[:, k - 1], 0.1):.2f}" for k in (2, 4, 8)]
         goal = "0.95 / 0.90 after 2" if truth.published else "0.90 / 0.75 after 8"

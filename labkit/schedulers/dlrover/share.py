@@ -212,6 +212,12 @@ def _trial(
     return Wish(job, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
 
 
+def kept(state: JobState) -> str:
+    """Return why a job of which a belief is new keeps its plan, with what was measured and had been predicted."""
+    form = f"; speed {state.belief.form}" if state.belief is not None else ""
+    return f"{compared(state.samples[-1].speed, state.expected)}{form}: it keeps its plan, as no other promises enough"
+
+
 @kernel
 def _frugal(speed: Floats, first: Ints, at: Ints) -> Ints:
     """Return the row with the fewest cores of those of a job that are hardly slower than its row `at` (J,)."""

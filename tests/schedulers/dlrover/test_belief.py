@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from benchmarks._dlrover_rivals import Falling, Oracle, Spinning
-from benchmarks._dlrover_truths import truths
+from benchmarks._dlrover_truths import of_work, truths
 from benchmarks.dlrover import COLD, LIMITS, chosen_of
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
-from labkit.schedulers.dlrover.belief import believe, candidates, cores_of, rows_of
+from labkit.schedulers.dlrover.belief import CLIFF, believe, candidates, cores_of, rows_of
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.stages import JobState, Observation, Stage, look
 from labkit.simulator import Overheads
+from labkit.speed.bottleneck import WORK
 from tests.schedulers.dlrover.test_scheduler import jobs_of
 
 NAMED = {truth.name: truth for truth in truths()}
@@ -47,6 +48,21 @@ def test_measurements_count_more_than_any_form_near_the_plan_that_was_measured()
     expected = belief.speeds(rows_of(plans))
     assert expected == pytest.approx([sample.speed for sample in samples], rel=0.25)
     assert expected[2] > expected[1], "more workers were slower, and are believed to be"
+
+
+def test_cliffs_are_considered_once_there_are_four_samples():
+    """Of the first plans they would make worse ones; with four samples there is something to see them by."""
+    truth, rng = NAMED["falls with contention: / (1 + (n / 20)^2)"], np.random.default_rng(0)
+    plans = [COLD, Plan(33, 2, 11, 12), Plan(17, 3, 4, 16), Plan(8, 6, 4, 16)]
+    samples = [truth.measured(plan, rng, k) for k, plan in enumerate(plans)]
+    with_cliffs = [bool((believe(samples[:n]).hypotheses[:, 8] == CLIFF).any()) for n in (1, 2, 3, 4)]
+    assert with_cliffs == [False, False, False, True]
+
+
+def test_a_cliff_is_found_with_the_rest_of_the_samples():
+    """0.6 of the speed beyond 64 cores: without hypotheses of cliffs the median of these seeds is below 0.90."""
+    truth = of_work("cliff", WORK["wide-deep"], factor=lambda n, w, p, s: np.where(n * w + p * s > 64, 0.6, 1.0))
+    assert np.median([chosen_of(truth, seed)[-1] for seed in range(200, 205)]) >= 0.95
 
 
 def test_what_is_believed_follows_from_the_samples_alone():
@@ -110,6 +126,9 @@ def test_a_job_whose_speed_falls_with_its_size_ends_below_well_tuned_gangs():
     brain = simulate(jobs, cluster="dlrover-512", scheduler=make("dlrover"), **options)
     assert brain.summary["mean_jct_s"] <= 1.15 * tuned.summary["mean_jct_s"]
     assert any("predicted, -" in why for why in brain.decisions["reason"]), "it says by how much it was wrong"
+    last = brain.decisions.iloc[-1]
+    assert "it keeps its plan" in last["reason"], "also where nothing changes, it says what was measured"
+    assert last["predicted_steps_per_s"] == pytest.approx(float(last["reason"].split()[0]), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", [Falling, Spinning])
