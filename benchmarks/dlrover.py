@@ -21,6 +21,7 @@ from labkit.core import Jobs
 from labkit.core.resources import Floats, amounts
 from labkit.experiment import Experiment
 from labkit.experiment.run import simulate
+from labkit.results import finish_time_fairness, jain_index
 from labkit.schedulers import make
 from labkit.schedulers.dlrover.belief import believe, plan_of
 from labkit.schedulers.dlrover.front import PlanLimits, fronts
@@ -216,7 +217,10 @@ def print_truths() -> None:
 
 
 def print_clusters() -> None:
-    """Print mean JCTs where the truth has another form than the brain fits: one job, and 16 that share 512 cores."""
+    """Print mean JCTs where the truth has another form than the brain fits: one job, and 16 that share 512 cores.
+
+    In brackets: the longest JCT of a job as a multiple of that under the oracle, and Jain's index of these.
+    """
     slow = Overheads(start_s=120, restart_s=120, rescale_s=120)
     one = single("wide-deep")
     for what, jobs, overheads in (
@@ -224,14 +228,17 @@ def print_clusters() -> None:
         (f"16 jobs of {SMALL}", SMALL, None),
     ):
         print(f"\nMean JCT in minutes, {what}")
-        print(f"{'truth':12}" + "".join(f"{name:>16}" for name in RIVALS))
+        print(f"{'truth':12}" + "".join(f"{name:>18}" for name in RIVALS))
         for kind in SIMULATED:
             speed, told = f"{kind.__module__}:{kind.__name__}", []
-            for make_rival in RIVALS.values():
+            tables = {}
+            for name, make_rival in RIVALS.items():
                 options = {"overheads": overheads or Overheads(), "cluster": "dlrover-512", "speed": speed}
-                record = simulate(jobs, scheduler=make_rival(kind), **options)
-                told.append(float(record.table["jct_s"].mean()) / 60)
-            print(f"{kind.__name__:12}" + "".join(f"{minutes:>16.1f}" for minutes in told), flush=True)
+                tables[name] = simulate(jobs, scheduler=make_rival(kind), **options).table
+            for table in tables.values():
+                rho = finish_time_fairness(table, tables["oracle"])["rho"].to_numpy()
+                told.append(f"{table['jct_s'].mean() / 60:.1f} ({rho.max():.1f}, {jain_index(rho):.2f})")
+            print(f"{kind.__name__:12}" + "".join(f"{each:>18}" for each in told), flush=True)
 
 
 if __name__ == "__main__":
