@@ -285,7 +285,8 @@ class Dlrover:
                 missing += min(wish.more, 0.0)
         if missing > 0:
             self._take_back(turn, movable, missing)
-        for job in [job for job in movable if job in turn.fresh and states[job].changed_s < now_s]:
+        fresh = [job for job in movable if job in turn.fresh and states[job].changed_s < now_s]
+        for job in [job for job in fresh if states[job].is_surprise(self.rules)]:
             believed = self._beliefs_of(turn, [job])[0].speed(states[job].plan)
             turn.tell(job, kept(states[job]), predicted=believed)
         return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in running.tolist())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._dlrover_rivals import Falling, Oracle, Spinning
+from benchmarks._dlrover_rivals import Falling, Oracle, Silent, Spinning
 from benchmarks._dlrover_truths import of_work, truths
 from benchmarks.dlrover import COLD, LIMITS, chosen_of
 from labkit.experiment.run import simulate
@@ -126,8 +126,15 @@ def test_a_job_whose_speed_falls_with_its_size_ends_below_well_tuned_gangs():
     brain = simulate(jobs, cluster="dlrover-512", scheduler=make("dlrover"), **options)
     assert brain.summary["mean_jct_s"] <= 1.15 * tuned.summary["mean_jct_s"]
     assert any("predicted, -" in why for why in brain.decisions["reason"]), "it says by how much it was wrong"
-    last = brain.decisions.iloc[-1]
-    assert "it keeps its plan" in last["reason"], "also where nothing changes, it says what was measured"
+
+
+def test_a_job_that_keeps_its_plan_says_how_wrong_the_prediction_was():
+    """Its last plan is three times as fast as was predicted, and the prediction follows the measurement."""
+    options = {"cluster": "dlrover-512", "speed": of(Silent), "overheads": SLOW}
+    decisions = simulate(jobs_of(["wide-deep"], steps=400_000), scheduler=make("dlrover"), **options).decisions
+    last = decisions.iloc[-1]
+    assert "predicted, +" in last["reason"]
+    assert "it keeps its plan" in last["reason"]
     assert last["predicted_steps_per_s"] == pytest.approx(float(last["reason"].split()[0]), rel=0.1)
 
 
