@@ -173,3 +173,18 @@ def truths() -> list[Truth]:
         replace(plain, name="metrics never come", published=False, silent=True),
         replace(of_work("metrics never come, xDeepFM", deep), silent=True),
     ]  # fmt: skip
+
+
+def hard() -> list[Truth]:
+    """Return truths on which the brain loses."""
+    wide, deep = WORK["wide-deep"], WORK["xdeepfm"]
+    contends = of_work(
+        "metrics never come, / (1 + (n / 20)^2)", wide, factor=lambda n, w, p, s: 1 / (1 + (n / 20) ** 2)
+    )
+    return [
+        of_work("half of the speed beyond 16 workers", wide, factor=lambda n, w, p, s: np.where(n > 16, 0.5, 1.0)),
+        of_work("0.4 of it beyond 4 workers, xDeepFM", deep, factor=lambda n, w, p, s: np.where(n > 4, 0.4, 1.0)),
+        of_work("0.45 of it beyond 100 pairs n p", wide, factor=lambda n, w, p, s: np.where(n * p > 100, 0.45, 1.0)),
+        of_work("only 80 cores bring more", wide, factor=lambda n, w, p, s: np.minimum(1, 80 / (n * w + p * s))),
+        replace(contends, silent=True),
+    ]

@@ -33,6 +33,8 @@ REACH: Final = 1.0
 """How far, in the logarithm of tasks and of cores, a measurement counts."""
 CAREFUL: Final = 0.5
 """Standard deviations by which a plan is taken for slower than it is expected to be: how far a step may lead."""
+LEAST: Final = 0.5
+"""Part of the present speed that a plan must be expected to make to be tried."""
 PLAIN, SPIN, SLOW = 0.5, 0.15, 0.1
 """How likely a job has the form of the paper, tasks use all cores that they have in any case, and a worker is slow."""
 FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
@@ -40,13 +42,17 @@ FALLS: Final = (0.55, 0.18, 0.12, 0.06, 0.09)
 STEP: Final = 1.5
 """From one number of tasks to the next one that is looked at first."""
 
-_C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS, _LOST = range(14)
+_C, _U, _T, _HOT, _SOFT, _WIDTH, _FALL, _FALL_AT, _POWER, _CAP, _OF_PS, _SPIN_W, _SPIN_PS, _LOST, _DEPTH = range(15)
 """Columns of a hypothesis: core-seconds, seconds of the rest, load of the hottest server against the mean; exponent of
 the minimum, 1 adds up times; cores that a worker can use; with what speed falls (1 workers, 2 pairs, 3 cores, 4
-servers), from where on, and its power; steps/s at most, and whether of each server; whether workers and servers spin;
-part of a worker that is lost because it is slow.
+servers), from where on, and its power or `CLIFF`; steps/s at most, and whether of each server; whether workers and
+servers spin; part of a worker that is lost because it is slow; what a cliff multiplies the time of a step by.
 """
-_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0, 0])
+CLIFF: Final = 0.0
+"""In place of a power: speed is lower by a factor from a size on."""
+N_BEFORE_CLIFFS, CLIFFS = 4, 0.15
+"""Samples from which on cliffs are considered, as they would spoil first plans, and how likely they are then."""
+_VARIES: Final = np.array([0.1, 0.1, 0.15, 0.02, 0, 0.15, 0, 0.2, 0, 0.15, 0, 0, 0, 0, 0.1])
 """By which part constants of a likely hypothesis are varied."""
 
 
@@ -60,7 +66,7 @@ def _eighth(x: float) -> float:
 
 @kernel
 def _log_speeds(h: Floats, x: Floats) -> Floats:
-    """Return the logarithm of steps/s (M, P) that hypotheses (M, 14) expect of plans (P, 4)."""
+    """Return the logarithm of steps/s (M, P) that hypotheses (M, 15) expect of plans (P, 4)."""
     told = np.empty((len(h), len(x)))
     for m in range(len(h)):
         c, u, t, hot, soft = h[m, 0], h[m, 1], h[m, 2], h[m, 3], h[m, 4]
@@ -77,7 +83,8 @@ def _log_speeds(h: Floats, x: Floats) -> Floats:
             else:
                 slow = _eighth(a + b + d + e)
             if h[m, 6] > 0:
-                slow *= _eighth(1 + _beyond(h[m, 6], n, w, p, s, at=h[m, 7], power=h[m, 8]))
+                beyond = _beyond(h[m, 6], n, w, p, s, at=h[m, 7], power=h[m, 8])
+                slow *= _eighth(1 + beyond if h[m, 8] > 0 else (h[m, 14] if beyond > 1 else 1.0))
             told[m, i] = log(1 - h[m, 13] / n) - log(slow) / 8
     return told
 
@@ -148,7 +155,7 @@ class SpeedBelief:
     samples: tuple[Sample, ...]
     """The job's own, newest last, from which this follows; it may have learnt from jobs of its kind, too."""
     hypotheses: Floats
-    """(M, 14) forms and constants."""
+    """(M, 15) forms and constants."""
     measured: Floats
     """(k, 4) plans that were measured."""
     pull: Floats
@@ -202,19 +209,23 @@ class SpeedBelief:
         rises = np.diff(np.maximum.accumulate(speed[order]), prepend=0.0) > FASTER * speed.max()
         return rows[order[rises]], speed[order[rises]]
 
-    def trial(self, limits: PlanLimits, now: float, *, cores: float = inf) -> tuple[Plan, float]:
-        """Return the plan that promises most above `now` steps/s, and the gain that is expected, as a part of that.
+    def trial(self, limits: PlanLimits, now: float, *, cores: float = inf) -> tuple[Plan, float, float]:
+        """Return the plan that promises most above `now` steps/s, its expected gain as a part of that, and its steps/s.
 
-        It has no more than some cores in all, or is the smallest one of all.
+        It has no more than some cores in all, or is the smallest one of all, and is expected to make `LEAST` of the
+        present speed. A gain of 0: there is none.
         """
         rows = _within(candidates(limits), cores)
-        rows = _within(_near(rows[np.argmax(self._gains(rows, now))], limits), cores)
-        gain = self._gains(rows, now)
-        return plan_of(rows[np.argmax(gain)]), float(gain.max() / now)
+        rows = _within(_near(rows[np.argmax(self._gains(rows, now)[0])], limits), cores)
+        gain, speed = self._gains(rows, now)
+        best = int(np.argmax(gain))
+        return plan_of(rows[best]), float(gain[best] / now), float(speed[best])
 
-    def _gains(self, rows: Floats, now: float) -> Floats:
-        gain = _improvement(*self.log_speeds(rows), self.kind, now)
-        return np.where((rows[:, None] == self.measured).all(axis=2).any(axis=1), 0.0, gain)
+    def _gains(self, rows: Floats, now: float) -> tuple[Floats, Floats]:
+        mean, sd = self.log_speeds(rows)
+        speed = np.exp(mean.mean(axis=0))
+        known = (rows[:, None] == self.measured).all(axis=2).any(axis=1)
+        return np.where(known | (speed < LEAST * now), 0.0, _improvement(mean, sd, self.kind, now)), speed
 
 
 def _alike(a: Floats, b: Floats) -> Floats:
@@ -252,7 +263,7 @@ def _picked(log_weight: Floats, n: int) -> Ints:
 
 
 def _drawn(table: SampleTable, rng: np.random.Generator) -> Floats:
-    """Return hypotheses that could be before more than the constants are measured, (M, 14)."""
+    """Return hypotheses that could be before more than the constants are measured, (M, 15)."""
     n, speed = N_DRAWN, table.speed
 
     def between(low: float, high: float) -> Floats:
@@ -274,10 +285,14 @@ def _drawn(table: SampleTable, rng: np.random.Generator) -> Floats:
         rng.choice([1.0, 2.0, 8.0], n, p=[0.2, 0.15, 0.65]), some(0.35, between(1, 32)),
         rng.choice(len(FALLS), n, p=FALLS), between(2, 300), rng.choice([1.0, 2.0, 4.0], n),
         some(0.35, speed.max() * between(0.7, 30)), rng.random(n) < 0.5, *spins,
-        rng.uniform(0.3, 0.9, n) * (rng.random(n) < SLOW),
+        rng.uniform(0.3, 0.9, n) * (rng.random(n) < SLOW), np.ones(n),
     ])  # fmt: skip
     plain = np.flatnonzero(rng.random(n) < PLAIN)[:, None]
     h[plain, [_SOFT, _WIDTH, _FALL, _CAP]] = 8.0, np.inf, 0.0, np.inf
+    if len(speed) >= N_BEFORE_CLIFFS:
+        cliffs = np.flatnonzero(rng.random(n) < CLIFFS)
+        h[cliffs, _FALL], h[cliffs, _POWER] = rng.integers(1, len(FALLS), len(cliffs)), CLIFF
+        h[cliffs, _DEPTH] = between(1.2, 4)[cliffs]
     return h
 
 

@@ -13,12 +13,14 @@ from scipy.optimize import nnls
 
 from labkit.core.errors import InputError
 from labkit.core.resources import Floats, Ints
-from labkit.kernels import kernel
+from labkit.kernels import inner, kernel
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.speed.bottleneck import SOFTNESS, Work
 
 _REST: Final = np.geomspace(0.05, 1.0, 120)
 """Parts of a worker's step that the rest may take: a grid."""
+STRIDE: Final = 4
+"""Each such part of the grid is looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +82,34 @@ def _works(rows: Floats, first: Ints, rest: Floats) -> Floats:
         several = loads[(mine[:, 2] > 1) & np.isfinite(loads)]
         hot = max(np.median(several), 1.0) if len(several) else 1.0
         slowest = np.max(mine[:, 0] / speed)
-        least, best = np.inf, slowest * rest[0]
+        best = slowest * rest[0]
         known, alone = np.empty(len(mine)), np.empty(len(mine))  # inverse powers: of both kinds of cores, of the rest
         for i in range(len(mine)):
             n, w, p, s = mine[i, 0], mine[i, 1], mine[i, 2], mine[i, 3]
             load = min(hot / p, 1.0) if p > 1 else 1.0
             known[i] = ((n * w / c) ** -SOFTNESS + (s / (u * load)) ** -SOFTNESS) * speed[i] ** SOFTNESS
             alone[i] = (n / slowest / speed[i]) ** -SOFTNESS
-        for part in rest:
-            wrong, power = 0.0, part**SOFTNESS
-            for i in range(len(mine)):
-                wrong += (np.log(known[i] + alone[i] * power) / SOFTNESS) ** 2
+        least, at = np.inf, 0
+        for k in range(STRIDE // 2, len(rest), STRIDE):  # coarse first, and then around the best
+            wrong = _wrong(known, alone, rest[k])
             if wrong < least:
-                least, best = wrong, slowest * part
+                least, at = wrong, k
+        first_k, least = max(at - STRIDE, 0), np.inf
+        for k in range(first_k, min(at + STRIDE + 1, len(rest))):
+            wrong = _wrong(known, alone, rest[k])
+            if wrong < least:
+                least, best = wrong, slowest * rest[k]
         told[j] = c, u, best, hot
     return told
+
+
+@inner
+def _wrong(known: Floats, alone: Floats, part: float) -> float:
+    """Return the squares of log speeds, by which samples differ from the bottleneck with a part of the rest."""
+    wrong, power = 0.0, part**SOFTNESS
+    for i in range(len(known)):
+        wrong += np.log(known[i] + alone[i] * power) ** 2
+    return wrong
 
 
 @dataclass(frozen=True, slots=True)

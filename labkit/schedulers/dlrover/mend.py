@@ -118,15 +118,18 @@ class Mender:
     # --- memory
 
     def foresee(self, i: int, job: int) -> None:
-        """Note the memory of a job's servers, and give them more in time where it will not last to the end."""
+        """Note the memory of a job's servers, and give them more in time where it will not last to the end.
+
+        Servers of which no memory is declared have no limit.
+        """
         turn, state = self.turn, self.turn.states[job]
         steps, gb, part = self.sight.points[i]
-        points = noted(state.points, steps, gb, part) if gb > 0 else state.points
+        limit = float(self.sight.ps_gb[i])
+        points = noted(state.points, steps, gb, part) if gb > 0 and limit > 0 else state.points
         if points is state.points:
             return
         turn.states[job] = state._replace(points=points)
         total_gb = foreseen_gb(points, float(turn.snapshot.table.total_steps[job]))
-        limit = float(self.sight.ps_gb[i])
         fullest = total_gb * points[-1].part
         if not fullest > limit * (1 + 1e-6) or not self.free_to_change(job):
             return

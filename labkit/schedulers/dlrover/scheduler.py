@@ -25,7 +25,7 @@ from labkit.schedulers.dlrover.history import History
 from labkit.schedulers.dlrover.mend import Mender
 from labkit.schedulers.dlrover.plan import in_units
 from labkit.schedulers.dlrover.rules import LEARNS, USUAL, Rules
-from labkit.schedulers.dlrover.share import OTHERS, TAKEN_BACK, Beliefs, JobBelief, Wish, limits_of, wishes
+from labkit.schedulers.dlrover.share import OTHERS, TAKEN_BACK, Beliefs, JobBelief, Wish, kept, limits_of, wishes
 from labkit.schedulers.dlrover.sight import Sight
 from labkit.schedulers.dlrover.stages import N_SAMPLES, JobState, Stage, look, may_change
 from labkit.schedulers.dlrover.start import COLD_CORES, cut, give_requested_plan, likeness, start
@@ -285,6 +285,10 @@ class Dlrover:
                 missing += min(wish.more, 0.0)
         if missing > 0:
             self._take_back(turn, movable, missing)
+        fresh = [job for job in movable if job in turn.fresh and states[job].changed_s < now_s]
+        for job in [job for job in fresh if states[job].is_surprise(self.rules)]:
+            believed = self._beliefs_of(turn, [job])[0].speed(states[job].plan)
+            turn.tell(job, kept(states[job]), predicted=believed)
         return len(movable) < sum(bool(states[job].samples) and not states[job].gave_up for job in running.tolist())
 
     def _carry_out(self, turn: Turn, wish: Wish) -> bool:

@@ -204,13 +204,18 @@ def _trial(
     if belief.belief is None or state.n_trials >= rules.n_trials:
         return None
     now = belief.speed(state.plan)
-    plan, gain = belief.belief.trial(belief.limits, now, cores=cores)
+    plan, gain, predicted = belief.belief.trial(belief.limits, now, cores=cores)
     saved_s = left / now * gain / (1 + gain)
     if gain < 2 * rules.min_gain or saved_s < (1 + state.n_trials) * rules.pays * (2 * pause_s + rules.gap_s):
         return None
-    predicted = belief.belief.speed(plan)
     why = f"{_why(state, predicted, now)}: it is tried, as it promises {gain:.0%} more"
     return Wish(job, plan, why, plan.cores - state.plan.cores, predicted, trial=True)
+
+
+def kept(state: JobState) -> str:
+    """Return why a job of which a belief is new keeps its plan, with what was measured and had been predicted."""
+    form = f"; speed {state.belief.form}" if state.belief is not None else ""
+    return f"{compared(state.samples[-1].speed, state.expected)}{form}: it keeps its plan, as no other promises enough"
 
 
 @kernel

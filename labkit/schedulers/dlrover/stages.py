@@ -70,6 +70,10 @@ class JobState(NamedTuple):
         last = self.samples[-1].plan if self.samples else None
         return self.predicted if last is self.plan or last == self.plan else nan
 
+    def is_surprise(self, rules: Rules) -> bool:
+        """Return whether the newest sample is not what was predicted of it."""
+        return self.expected > 0 and abs(log(self.samples[-1].speed / self.expected)) > log(1 + rules.back)
+
     def is_off(self, speed: float, rules: Rules) -> bool:
         """Return whether a job with a final plan is not as fast as that was, or was not when it was seen last."""
         expected = self.samples[-1].speed if self.samples[-1].plan == self.plan else self.predicted

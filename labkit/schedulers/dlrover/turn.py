@@ -118,11 +118,13 @@ class Turn:
         )  # fmt: skip
         self._tell(job, before, reason, text=reason if repaired else f"{plan}: {reason}", changes=True)
 
-    def tell(self, job: int, why: str) -> None:
-        """Note why a job is left as it is."""
-        state = self.states[job]
-        reason = self._with_speeds(job, state, why)
-        self._tell(job, state, reason, text=reason, changes=False)
+    def tell(self, job: int, why: str, *, predicted: float | None = None) -> None:
+        """Note why a job is left as it is; `predicted`: steps/s that are predicted of it from now on, if others."""
+        before = self.states[job]
+        if predicted is not None:
+            self.states[job] = before._replace(predicted=predicted)
+        reason = self._with_speeds(job, before, why)
+        self._tell(job, before, reason, text=reason, changes=False)
 
     def _tell(self, job: int, before: JobState, why: str, *, text: str, changes: bool) -> None:
         state, name = self.states[job], str(self.snapshot.table.id[job])

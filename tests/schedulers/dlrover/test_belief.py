@@ -7,18 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._dlrover_rivals import Falling, Oracle, Spinning
-from benchmarks._dlrover_truths import truths
+from benchmarks._dlrover_rivals import Falling, Oracle, Silent, Spinning
+from benchmarks._dlrover_truths import of_work, truths
 from benchmarks.dlrover import COLD, LIMITS, chosen_of
 from labkit.experiment.run import simulate
 from labkit.schedulers import make
-from labkit.schedulers.dlrover.belief import believe, candidates, cores_of, rows_of
+from labkit.schedulers.dlrover.belief import CLIFF, believe, candidates, cores_of, rows_of
 from labkit.schedulers.dlrover.fit import Sample
 from labkit.schedulers.dlrover.front import PlanLimits
 from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.rules import Rules
 from labkit.schedulers.dlrover.stages import JobState, Observation, Stage, look
 from labkit.simulator import Overheads
+from labkit.speed.bottleneck import WORK
 from tests.schedulers.dlrover.test_scheduler import jobs_of
 
 NAMED = {truth.name: truth for truth in truths()}
@@ -49,6 +50,21 @@ def test_measurements_count_more_than_any_form_near_the_plan_that_was_measured()
     assert expected[2] > expected[1], "more workers were slower, and are believed to be"
 
 
+def test_cliffs_are_considered_once_there_are_four_samples():
+    """Of the first plans they would make worse ones; with four samples there is something to see them by."""
+    truth, rng = NAMED["falls with contention: / (1 + (n / 20)^2)"], np.random.default_rng(0)
+    plans = [COLD, Plan(33, 2, 11, 12), Plan(17, 3, 4, 16), Plan(8, 6, 4, 16)]
+    samples = [truth.measured(plan, rng, k) for k, plan in enumerate(plans)]
+    with_cliffs = [bool((believe(samples[:n]).hypotheses[:, 8] == CLIFF).any()) for n in (1, 2, 3, 4)]
+    assert with_cliffs == [False, False, False, True]
+
+
+def test_a_cliff_is_found_with_the_rest_of_the_samples():
+    """0.6 of the speed beyond 64 cores: without hypotheses of cliffs the median of these seeds is below 0.90."""
+    truth = of_work("cliff", WORK["wide-deep"], factor=lambda n, w, p, s: np.where(n * w + p * s > 64, 0.6, 1.0))
+    assert np.median([chosen_of(truth, seed)[-1] for seed in range(200, 205)]) >= 0.95
+
+
 def test_what_is_believed_follows_from_the_samples_alone():
     samples = [NAMED["noise of 50%"].measured(COLD, np.random.default_rng(1), k) for k in range(3)]
     plans = candidates(LIMITS)
@@ -62,9 +78,25 @@ def test_fronts_rise_and_trials_keep_to_the_cores_that_there_are():
     assert (np.diff(cores_of(rows)) > 0).all()
     assert (np.diff(speed) > 0).all()
     assert cores_of(rows).max() <= 100
-    plan, gain = belief.trial(LIMITS, 12.0, cores=50)
+    plan, gain, _ = belief.trial(LIMITS, 12.0, cores=50)
     assert plan.cores <= 50
     assert gain >= 0
+
+
+@pytest.mark.parametrize("name", ["metrics never come", "falls with contention: / (1 + (n / 20)^2)", "workers spin"])
+def test_a_plan_that_is_tried_is_expected_to_make_half_of_the_present_speed(name):
+    """A live job was slowed to a tenth for ten seconds by a plan that hardly promised more; now there is a bound."""
+    for seed in range(3):
+        rng, samples = np.random.default_rng(seed), []
+        plan = COLD
+        for k in range(4):
+            samples.append(NAMED[name].measured(plan, rng, k))
+            belief = believe(samples)
+            now = belief.frontier(LIMITS)[1][-1]
+            tried, gain, expected = belief.trial(LIMITS, float(now))
+            assert gain == 0 or expected >= 0.5 * now
+            plan = tried if gain else plan
+    assert belief.trial(LIMITS, 1e6)[1] == 0, "nothing is tried where nothing is expected to come near"
 
 
 def test_few_tasks_are_preferred_where_processes_share_a_machine():
@@ -94,6 +126,16 @@ def test_a_job_whose_speed_falls_with_its_size_ends_below_well_tuned_gangs():
     brain = simulate(jobs, cluster="dlrover-512", scheduler=make("dlrover"), **options)
     assert brain.summary["mean_jct_s"] <= 1.15 * tuned.summary["mean_jct_s"]
     assert any("predicted, -" in why for why in brain.decisions["reason"]), "it says by how much it was wrong"
+
+
+def test_a_job_that_keeps_its_plan_says_how_wrong_the_prediction_was():
+    """Its last plan is three times as fast as was predicted, and the prediction follows the measurement."""
+    options = {"cluster": "dlrover-512", "speed": of(Silent), "overheads": SLOW}
+    decisions = simulate(jobs_of(["wide-deep"], steps=400_000), scheduler=make("dlrover"), **options).decisions
+    last = decisions.iloc[-1]
+    assert "predicted, +" in last["reason"]
+    assert "it keeps its plan" in last["reason"]
+    assert last["predicted_steps_per_s"] == pytest.approx(float(last["reason"].split()[0]), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", [Falling, Spinning])

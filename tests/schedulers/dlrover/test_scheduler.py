@@ -120,7 +120,8 @@ def test_plans_of_a_small_machine_are_in_parts_of_a_core():
     assert last.cores - last.beyond * last.worker_cores <= 2.0 + 1e-9
     for cores in (last.worker_cores, last.ps_cores):
         assert cores == round(cores, 1)
-    assert len({row.plan for row in brain.plan_log}) == len(brain.plan_log)
+    changes = [row.plan for row in brain.plan_log if row.changes]
+    assert len(set(changes)) == len(changes)
 
 
 def test_where_no_use_of_cores_is_told_speed_alone_serves():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,11 @@ from labkit.core import Jobs, Kind, Repair, Role
 from labkit.core.resources import amounts
 from labkit.results.record import RunRecord
 from labkit.schedulers import make
+from labkit.schedulers.dlrover.memory import Point
+from labkit.schedulers.dlrover.mend import Mender
+from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.scheduler import Dlrover
+from labkit.schedulers.dlrover.stages import JobState, Stage
 from labkit.simulator import Troubles
 from labkit.topology import no_network
 from labkit.topology.servers import Server
@@ -171,6 +177,14 @@ def test_memory_is_given_in_time_and_an_out_of_memory_that_came_first_is_survive
     assert (record.failures["cause"] == "out_of_memory").any()
     assert any("a PS ran out of its 8 GB" in row.why for row in surprised.plan_log)
     assert np.isfinite(record.table["jct_s"]).all()
+
+
+def test_servers_without_declared_memory_are_given_no_limit():
+    """A limit of what they held so far, and a fifth, would end them."""
+    before = JobState(Stage.SAMPLE, Plan(1, 4, 1, 4), 0.0, points=(Point(0.0, 0.2, 1.0),))
+    turn = SimpleNamespace(states={0: before})
+    Mender(turn, SimpleNamespace(points=[(100.0, 0.26, 1.0)], ps_gb=[0.0]), 200, 32, 1.0).foresee(0, 0)
+    assert turn.states[0] is before
 
 
 def test_nothing_is_changed_twice_within_a_minute_in_trouble():
