@@ -100,12 +100,17 @@ class GangRoom:
 
     def take(self, free: Floats, job: int, seat: Seat, *, sign: int = -1) -> None:
         """Take a gang out of what is free, (G, R + D), which is changed; `sign=1` gives it back."""
+        np.add.at(free, seat.group, sign * self.amounts(job, seat, free.shape[1]))
+
+    def amounts(self, job: int, seat: Seat, n_columns: int) -> Floats:
+        """Return what each row of a seat takes, (P, R + D)."""
         r, demand = self._demand.shape[2], self._demand[seat.role, job]
-        np.add.at(free[:, :r], seat.group, sign * seat.n[:, None] * demand)
-        if free.shape[1] > r:
-            on = (np.maximum(seat.devices, 0)[:, None] >> np.arange(free.shape[1] - r)) & 1
-            each = np.where(demand[:, GPUS] < 1, seat.n * demand[:, GPUS], 1.0)
-            np.add.at(free[:, r:], seat.group, sign * each[:, None] * on)
+        amounts = np.zeros((len(seat.group), n_columns))
+        amounts[:, :r] = seat.n[:, None] * demand
+        if n_columns > r:
+            on = (np.maximum(seat.devices, 0)[:, None] >> np.arange(n_columns - r)) & 1
+            amounts[:, r:] = np.where(demand[:, GPUS] < 1, seat.n * demand[:, GPUS], 1.0)[:, None] * on
+        return amounts
 
     def on(self, seat: Seat) -> Bools:
         """Return the machines of a seat, (M,)."""

@@ -20,6 +20,8 @@ from labkit.schedulers.preemption import PreemptRules
 PRIORITIES: Final = ("basic", "multifactor")
 CANCELLED_S: Final = 1e-3
 """Seconds after which a job that was preempted to be cancelled is given up: its room is another's by then."""
+PRECISION_S: Final = 30.0
+"""Seconds within which ends of jobs are one moment for the first plan of a job; see `bf_window_linear` in [2]_."""
 
 
 class StartPlan(NamedTuple):
@@ -28,6 +30,14 @@ class StartPlan(NamedTuple):
     from_s: float
     to_s: float
     machines: Bools
+
+
+class Ends(NamedTuple):
+    """When jobs that run will end, in order, and what that frees: moments (P,), device groups (P,), amounts (P, R + D)."""
+
+    at_s: Floats
+    group: Ints
+    amounts: Floats
 
 
 @dataclass(eq=False)
@@ -241,7 +251,7 @@ class Slurm:
             total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0
         if self.fair_share and len(self._usage):
             total += self.fair_share * self._shares()[table.user[jobs]]
-        return np.where(table.arrival_s[jobs] > at_s, 0.0, 1.0 + np.floor(total))
+        return np.maximum(np.floor(total), 1.0)
 
 
 class _Pass:
@@ -304,16 +314,20 @@ class _Pass:
                 self._start(job, seat)
                 ends = self._in_time()
             else:
-                more_s = self._slurm.bf_resolution_s
-                machines = self._room.on(seat)
-                plans.append(StartPlan(at_s - more_s, at_s + self._limit_s[job] + more_s, machines))
+                from_s = self._on_clock(at_s)
+                plans.append(StartPlan(from_s, from_s + self._limit_s[job], self._room.on(seat)))
                 self.next_s = min(self.next_s, at_s)
-        self.next_s = min([self.next_s, *(end_s for end_s, *_ in ends)])
+        self.next_s = min([self.next_s, *ends.at_s[:1].tolist()])
 
-    def _in_time(self) -> list[tuple[float, int, Seat]]:
+    def _in_time(self) -> Ends:
         """Return when jobs that run will end by their limits, in order; what is overdue ends at once."""
-        return sorted(
-            ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
+        ends = sorted(((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2])
+        n = [len(seat.group) for *_, seat in ends]
+        width = self._free.shape[1]
+        return Ends(
+            np.repeat([end_s for end_s, *_ in ends], n),
+            np.concatenate([np.empty(0, np.int32), *(seat.group for *_, seat in ends)]),
+            np.concatenate([np.empty((0, width)), *(self._room.amounts(job, seat, width) for _, job, seat in ends)]),
         )
 
     def _alike(self, job: int) -> tuple[object, ...]:
@@ -324,23 +338,46 @@ class _Pass:
         """
         return *self._room.alike(job), *(bool(one.may[job]) for one in self._holds)
 
-    def _plan(
-        self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]], *, from_s: float
-    ) -> tuple[float, Seat] | None:
+    def _plan(self, job: int, plans: list[StartPlan], ends: Ends, *, from_s: float) -> tuple[float, Seat] | None:
         """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
-        free, at = self._free.copy(), 0
-        moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
-        moments |= {one.end_s for one in self._holds if one.end_s > self._now_s}
-        for at_s in sorted(moments):
+        moments = {self._now_s, *(plan.to_s for plan in plans), *(one.end_s for one in self._holds)}
+        later = sorted(at_s for at_s in moments if at_s >= self._now_s)
+        while later:
+            at_s = later.pop(0)
             if at_s > self._now_s + self._slurm.bf_window_s:
                 return None
-            while at < len(ends) and ends[at][0] <= at_s:
-                self._room.take(free, ends[at][1], ends[at][2], sign=1)
-                at += 1
-            if at_s < from_s:
+            found = self._will_run(job, self._barred(job, at_s, plans), max(at_s, from_s), ends)
+            if found is None:
                 continue
-            if (seat := self._room.find(job, free, barred=self._barred(job, at_s, plans))) is not None:
+            kept_s = self._on_clock(found[0])
+            if found[0] > at_s and (self._barred(job, kept_s, plans) & self._room.on(found[1])).any():
+                later = sorted({*later, found[0]})
+                continue
+            return found
+        return None
+
+    def _will_run(self, job: int, barred: Bools, at_s: float, ends: Ends) -> tuple[float, Seat] | None:
+        """Return when a job finds room off some machines, (M,), at a moment or as jobs that run end, and where.
+
+        Ends are looked at in groups, which last 30 s at first and twice as long each time [2]_.
+        """
+        of = self._cluster.group_machine
+        open_ = self._room.machines(job) & ~barred
+        if int(open_.sum()) < max(self._room.n_machines(job), 1):
+            return None
+        times = ends.at_s[open_[of[ends.group]]]
+        window_s = PRECISION_S
+        while at_s <= self._now_s + self._slurm.bf_window_s:
+            done = int(np.searchsorted(ends.at_s, at_s, "right"))
+            free = self._free.copy()
+            np.add.at(free, ends.group[:done], ends.amounts[:done])
+            if (seat := self._room.find(job, free, barred=barred)) is not None:
                 return at_s, seat
+            times = times[times > at_s]
+            if not len(times):
+                return None
+            at_s = float(times[np.searchsorted(times, times[0] + window_s, "right") - 1])
+            window_s *= 2
         return None
 
     def _barred(self, job: int, at_s: float, plans: list[StartPlan]) -> Bools:
@@ -350,6 +387,11 @@ class _Pass:
             if plan.from_s < at_s + self._limit_s[job] and plan.to_s > at_s:
                 barred = barred | plan.machines
         return barred
+
+    def _on_clock(self, at_s: float) -> float:
+        """Return the step of the clock on which a plan that begins at a moment is kept."""
+        step_s = self._slurm.bf_resolution_s
+        return at_s - at_s % step_s if step_s else at_s
 
     def end_grace(self) -> bool:
         """Stop the jobs whose grace is over; return whether there are some."""
