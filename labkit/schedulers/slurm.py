@@ -39,8 +39,7 @@ class StartPlans:
 
     def machines(self, from_s: float, to_s: float) -> Bools:
         """Return the machines that are planned for some time between two moments, (M,)."""
-        planned: Bools = self._machines[(self.from_s < to_s) & (self.to_s > from_s)].any(axis=0)
-        return planned
+        return np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
 
 
 class Ends:
