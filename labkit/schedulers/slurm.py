@@ -39,7 +39,8 @@ class StartPlans:
 
     def machines(self, from_s: float, to_s: float) -> Bools:
         """Return the machines that are planned for some time between two moments, (M,)."""
-        return np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
+        planned: Bools = np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
+        return planned
 
 
 class Ends:
