@@ -92,20 +92,34 @@ class GangRoom:
         """Return where a gang finds room on open device groups (G,)."""
         n, k = int(self._table.n_workers[job]), self.n_machines(job) if k is None else k
         by_group: Ints = np.where(open_, rooms(free, self._demand[0, job]), 0).clip(max=n)
-        room = np.bincount(self._of, by_group, self._cluster.n_machines).astype(np.int64)
-        if room.sum() < n:
-            return None
-        chosen = self._chosen(room, n, k)
+        chosen = self._chosen(self._summed(by_group), n, k)
         return None if chosen is None else self._seat(job, free, chosen, by_group, barred)
+
+    def _summed(self, by_group: Ints) -> Ints:
+        return np.bincount(self._of, by_group, self._cluster.n_machines).astype(np.int64)
+
+    def by_machine(self, job: int, free: Floats) -> Ints:
+        """Return how many workers of a job each machine has room for in what is free, (M,)."""
+        return self._summed(np.where(self.groups(job), rooms(free, self._demand[0, job]), 0))
+
+    def suffices(self, job: int, room: Ints) -> bool:
+        """Return whether machines with room for so many workers, (M,), can host a gang, zones aside."""
+        n, k = int(self._table.n_workers[job]), self.n_machines(job)
+        return bool((room >= -(-n // k)).sum() >= k) if k > 0 else bool(room.sum() >= n)
 
     def take(self, free: Floats, job: int, seat: Seat, *, sign: int = -1) -> None:
         """Take a gang out of what is free, (G, R + D), which is changed; `sign=1` gives it back."""
+        np.add.at(free, seat.group, sign * self.amounts(job, seat, free.shape[1]))
+
+    def amounts(self, job: int, seat: Seat, n_columns: int) -> Floats:
+        """Return what each row of a seat takes, (P, R + D)."""
         r, demand = self._demand.shape[2], self._demand[seat.role, job]
-        np.add.at(free[:, :r], seat.group, sign * seat.n[:, None] * demand)
-        if free.shape[1] > r:
-            on = (np.maximum(seat.devices, 0)[:, None] >> np.arange(free.shape[1] - r)) & 1
-            each = np.where(demand[:, GPUS] < 1, seat.n * demand[:, GPUS], 1.0)
-            np.add.at(free[:, r:], seat.group, sign * each[:, None] * on)
+        amounts = np.zeros((len(seat.group), n_columns))
+        amounts[:, :r] = seat.n[:, None] * demand
+        if n_columns > r:
+            on = (np.maximum(seat.devices, 0)[:, None] >> np.arange(n_columns - r)) & 1
+            amounts[:, r:] = np.where(demand[:, GPUS] < 1, seat.n * demand[:, GPUS], 1.0)[:, None] * on
+        return amounts
 
     def on(self, seat: Seat) -> Bools:
         """Return the machines of a seat, (M,)."""
@@ -115,6 +129,8 @@ class GangRoom:
     @staticmethod
     def _chosen(room: Ints, n: int, k: int) -> list[tuple[int, int]] | None:
         """Return machines and how many workers each has; None where they do not suffice."""
+        if room.sum() < n:
+            return None
         if k > 0:
             least, more = divmod(n, k)
             at = neighbours(room >= least + (more > 0), k)

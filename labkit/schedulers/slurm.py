@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -20,14 +20,42 @@ from labkit.schedulers.preemption import PreemptRules
 PRIORITIES: Final = ("basic", "multifactor")
 CANCELLED_S: Final = 1e-3
 """Seconds after which a job that was preempted to be cancelled is given up: its room is another's by then."""
+PRECISION_S: Final = 30.0
+"""Seconds within which ends of jobs are one moment for the first plan of a job; see `bf_window_linear` in [2]_."""
 
 
-class StartPlan(NamedTuple):
-    """Machines, (M,), that a job which waits is to have from a moment to another."""
+class StartPlans:
+    """Machines that jobs which wait are to have, each from a moment to another."""
 
-    from_s: float
-    to_s: float
-    machines: Bools
+    def __init__(self, n_jobs: int, n_machines: int) -> None:
+        self.from_s, self.to_s = np.full(n_jobs, math.inf), np.full(n_jobs, -math.inf)
+        self._machines = np.zeros((n_jobs, n_machines), np.bool_)
+        self._n = 0
+
+    def add(self, from_s: float, to_s: float, machines: Bools) -> None:
+        """Note one more plan."""
+        self.from_s[self._n], self.to_s[self._n], self._machines[self._n] = from_s, to_s, machines
+        self._n += 1
+
+    def machines(self, from_s: float, to_s: float) -> Bools:
+        """Return the machines that are planned for some time between two moments, (M,)."""
+        planned: Bools = np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
+        return planned
+
+
+class Ends:
+    """When jobs that run will end, in order, (P,), and how much that frees of which device groups, (P, R + D)."""
+
+    def __init__(self, at_s: Floats, group: Ints, amounts: Floats, free: Floats) -> None:
+        self.at_s, self.group = at_s, group
+        self._amounts, self._free = amounts, free.copy()
+        self.all_free = self.free(math.inf)
+
+    def free(self, at_s: float) -> Floats:
+        """Return what is free once the jobs are gone that end until a moment, (G, R + D)."""
+        n, free = int(np.searchsorted(self.at_s, at_s, "right")), self._free.copy()
+        np.add.at(free, self.group[:n], self._amounts[:n])
+        return free
 
 
 @dataclass(eq=False)
@@ -38,15 +66,18 @@ class Slurm:
     and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each job that
     waits, in order, is planned where it fits first by the time limits of those that run and by the plans before it,
     and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not start on hosts
-    which a reservation that is known will hold within their limit; one which only that keeps from starting keeps none.
+    which a reservation that is known will hold within their limit. A job keeps none if that, or jobs before it, leave
+    it fewer machines than it names. Ends of jobs that run are looked at in groups, each twice as long as the last.
     With a `preempt_type`, a job that finds no room takes that of the least urgent jobs which it may preempt: those with
     the lowest tier and `qos_factors`, of equal ones the one that started last, and no more of them than it needs.
 
     Attributes
     ----------
     bf_interval_s, bf_window_s, bf_resolution_s, bf_max_job_test
-        Seconds between backfill passes, how far they plan, the step of the clock on which Slurm keeps plans (here they
-        are so much longer on both sides), and how many jobs they look at.
+        Seconds between backfill passes, how far they plan, the step of the clock on which plans are kept (they begin
+        and end by so much earlier), and how many jobs they look at.
+    clock_s : float
+        What the clock shows past a whole step when the first job arrives: 35, if that is submitted at 10:07:35.
     default_queue_depth : int
         Jobs that a main pass looks at.
     priority : str
@@ -63,7 +94,7 @@ class Slurm:
     preempt_type, preempts, partition_tiers, preempt_mode, exempt_s, grace_s
         Which jobs preempt which, and what happens to the preempted ones: `labkit.schedulers.preemption.PreemptRules`.
     max_age_s, half_life_s, calc_period_s : float
-        PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has the least priority.
+        PriorityMaxAge, PriorityDecayHalfLife, PriorityCalcPeriod; a job that arrived since has no age yet.
 
     References
     ----------
@@ -79,6 +110,7 @@ class Slurm:
     bf_interval_s: float = 30.0
     bf_window_s: float = 86_400.0
     bf_resolution_s: float = 60.0
+    clock_s: float = 0.0
     bf_max_job_test: int = 500
     default_queue_depth: int = 100
     priority: str = "basic"
@@ -106,7 +138,7 @@ class Slurm:
         for name in ("bf_interval_s", "bf_window_s", "max_age_s", "half_life_s", "calc_period_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds > 0.")
-        for name in ("bf_resolution_s", "bf_max_job_test", "default_queue_depth"):
+        for name in ("bf_resolution_s", "clock_s", "bf_max_job_test", "default_queue_depth"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected a number >= 0.")
         self._rules = PreemptRules(
@@ -241,7 +273,7 @@ class Slurm:
             total += weight * np.array([of.get(str(name), 0.0) for name in named]) / most if most else 0.0
         if self.fair_share and len(self._usage):
             total += self.fair_share * self._shares()[table.user[jobs]]
-        return np.where(table.arrival_s[jobs] > at_s, 0.0, 1.0 + np.floor(total))
+        return np.maximum(np.floor(total), 1.0)
 
 
 class _Pass:
@@ -279,13 +311,13 @@ class _Pass:
                 seat = self._preempt(job, barred | closed)
             if seat is not None:
                 self._start(job, seat)
-            elif not self._only_reserved(job, closed):
+            elif not self._shut_out(job, barred | closed):
                 stopped.add(partition)
                 barred |= self._machines_of(partition)
 
     def backfill(self, order: list[int]) -> None:
         """Plan every job in order, and start those whose plan begins now."""
-        plans: list[StartPlan] = []
+        plans = StartPlans(len(order), self._cluster.n_machines)
         ends = self._in_time()
         earliest: dict[tuple[object, ...], tuple[float, float]] = {}
         for job in order:
@@ -304,17 +336,21 @@ class _Pass:
                 self._start(job, seat)
                 ends = self._in_time()
             else:
-                more_s = self._slurm.bf_resolution_s
-                machines = self._room.on(seat)
-                plans.append(StartPlan(at_s - more_s, at_s + self._limit_s[job] + more_s, machines))
+                from_s = self._on_clock(at_s)
+                plans.add(from_s, from_s + self._limit_s[job], self._room.on(seat))
                 self.next_s = min(self.next_s, at_s)
-        self.next_s = min([self.next_s, *(end_s for end_s, *_ in ends)])
+        self.next_s = min([self.next_s, *ends.at_s[:1].tolist()])
 
-    def _in_time(self) -> list[tuple[float, int, Seat]]:
+    def _in_time(self) -> Ends:
         """Return when jobs that run will end by their limits, in order; what is overdue ends at once."""
-        return sorted(
+        ends = sorted(
             ((max(end_s, self._now_s + 1.0), job, seat) for end_s, job, seat in self._ends), key=lambda end: end[:2]
         )
+        width = self._free.shape[1]
+        at_s = np.repeat([end_s for end_s, *_ in ends], [len(seat.group) for *_, seat in ends])
+        group = np.concatenate([np.empty(0, np.int32), *(seat.group for *_, seat in ends)])
+        amounts = [np.empty((0, width)), *(self._room.amounts(job, seat, width) for _, job, seat in ends)]
+        return Ends(at_s, group, np.concatenate(amounts), self._free)
 
     def _alike(self, job: int) -> tuple[object, ...]:
         """Return what makes two jobs fit at the same moments, if they have the same limit.
@@ -324,32 +360,54 @@ class _Pass:
         """
         return *self._room.alike(job), *(bool(one.may[job]) for one in self._holds)
 
-    def _plan(
-        self, job: int, plans: list[StartPlan], ends: list[tuple[float, int, Seat]], *, from_s: float
-    ) -> tuple[float, Seat] | None:
+    def _plan(self, job: int, plans: StartPlans, ends: Ends, *, from_s: float) -> tuple[float, Seat] | None:
         """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
-        free, at = self._free.copy(), 0
-        moments = {self._now_s, *(end[0] for end in ends), *(plan.to_s for plan in plans)}
-        moments |= {one.end_s for one in self._holds if one.end_s > self._now_s}
-        for at_s in sorted(moments):
+        first_s = max(self._now_s, from_s)
+        moments = {first_s, *plans.to_s.tolist(), *(one.end_s for one in self._holds)}
+        later = sorted(at_s for at_s in moments if at_s >= first_s)
+        empty = self._room.by_machine(job, ends.all_free)
+        while later:
+            at_s = later.pop(0)
             if at_s > self._now_s + self._slurm.bf_window_s:
                 return None
-            while at < len(ends) and ends[at][0] <= at_s:
-                self._room.take(free, ends[at][1], ends[at][2], sign=1)
-                at += 1
-            if at_s < from_s:
+            barred = self._barred(job, at_s, plans)
+            if not self._room.suffices(job, np.where(barred, 0, empty)):
                 continue
-            if (seat := self._room.find(job, free, barred=self._barred(job, at_s, plans))) is not None:
-                return at_s, seat
+            if (found := self._will_run(job, barred, at_s, ends)) is None:
+                continue
+            kept_s = self._on_clock(found[0])
+            if found[0] > at_s and (self._barred(job, kept_s, plans) & self._room.on(found[1])).any():
+                later = sorted({*later, found[0]})
+                continue
+            return found
         return None
 
-    def _barred(self, job: int, at_s: float, plans: list[StartPlan]) -> Bools:
+    def _will_run(self, job: int, barred: Bools, at_s: float, ends: Ends) -> tuple[float, Seat] | None:
+        """Return when a job finds room off some machines, (M,), at a moment or as jobs that run end, and where.
+
+        Ends are looked at in groups, which last 30 s at first and twice as long each time [2]_.
+        """
+        open_ = self._room.machines(job) & ~barred
+        times = ends.at_s[open_[self._cluster.group_machine[ends.group]]]
+        window_s = PRECISION_S
+        while at_s <= self._now_s + self._slurm.bf_window_s:
+            if (seat := self._room.find(job, ends.free(at_s), barred=barred)) is not None:
+                return at_s, seat
+            times = times[times > at_s]
+            if not len(times):
+                return None
+            at_s = float(times[np.searchsorted(times, times[0] + window_s, "right") - 1])
+            window_s *= 2
+        return None
+
+    def _barred(self, job: int, at_s: float, plans: StartPlans) -> Bools:
         """Return the machines that reservations and plans keep a job from starting on at a moment, (M,)."""
-        barred = self._closed(job, at_s)
-        for plan in plans:
-            if plan.from_s < at_s + self._limit_s[job] and plan.to_s > at_s:
-                barred = barred | plan.machines
-        return barred
+        return self._closed(job, at_s) | plans.machines(at_s, at_s + self._limit_s[job])
+
+    def _on_clock(self, at_s: float) -> float:
+        """Return the step of the clock on which a plan that begins at a moment is kept."""
+        step_s = self._slurm.bf_resolution_s
+        return at_s - (at_s - self._slurm._zero_s + self._slurm.clock_s) % step_s if step_s else at_s
 
     def end_grace(self) -> bool:
         """Stop the jobs whose grace is over; return whether there are some."""
@@ -432,8 +490,8 @@ class _Pass:
                 closed |= one.machines
         return closed
 
-    def _only_reserved(self, job: int, closed: Bools) -> bool:
-        """Return whether a reservation leaves a job fewer machines than it names, whoever runs there."""
+    def _shut_out(self, job: int, closed: Bools) -> bool:
+        """Return whether closed machines, (M,), leave a job fewer than it names, whoever runs there."""
         return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(
             self._room.n_machines(job), 1
         )

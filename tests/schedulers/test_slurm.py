@@ -1,6 +1,7 @@
 """slurm starts jobs as slurmctld did: its rules on small cases, and five records of a real Slurm 22.05."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,36 @@ def test_quality_of_service_and_age_order_jobs_from_the_next_period_on() -> None
     assert starts(jobs, "slurm(priority='multifactor', age=1000, max_age_s=3600)") == [0, 1000, 1100, 1200]
 
 
+def test_a_job_has_its_full_priority_from_its_submission_on() -> None:
+    # 1 waits for all; 2, of high quality of service, has room at once and is not behind it
+    ranked = "slurm(priority='multifactor', qos=1000, qos_factors={'high': 1})"
+    jobs = some([0, 1, 2], [1000, 100, 100], [8, 16, 8], qos=["", "", "high"], limit_s=[5000, 5000, 100])
+    assert starts(jobs, ranked) == [0, 1000, 2]
+    assert starts(jobs) == [0, 1000, 30]
+
+
+def test_plans_are_kept_on_whole_steps_of_the_clock() -> None:
+    # 1 is planned at 1210, which is kept as 1200, or as 1160 by a clock that is 40 s further: 2 would end at 1190
+    jobs = some([10, 11, 12], [1100, 100, 100], [4, 8, 4], partition="a", limit_s=[1200, 200, 1150])
+    assert starts(jobs)[2] - starts(jobs)[0] == 30
+    assert starts(jobs, "slurm(clock_s=50)")[2] - starts(jobs, "slurm(clock_s=50)")[0] > 1100
+
+
+def test_ends_that_are_close_are_one_moment_for_a_plan() -> None:
+    # limits end at 1020 on m0 and at 1000 on m1: 2 is planned at 1020 on m0, so 3 has the rest of m1; 870 is not close
+    jobs = some([0, 0, 1, 2], [800, 800, 100, 100], [4, 2, 4, 2], partition="a", limit_s=[1020, 1000, 100, 5000])
+    assert starts(jobs)[3] == 30
+    assert starts(jobs.with_columns(limit_s=np.array([1020.0, 870, 100, 5000])))[3] == 800
+
+
+def test_a_job_with_no_machines_left_to_try_stops_none() -> None:
+    # 1 stops a; 2 needs a feature that only machines of a have, so 3 starts at once
+    jobs = some([0, 1, 2, 3], [1000, 100, 100, 100], [4, 8, 4, 4], partition=["a", "a", "all", "b"], limit_s=1000,
+                constraint=["", "", "nvlink", ""])  # fmt: skip
+    cluster = replace(CLUSTER, features={"nvlink": np.array([True, True, False, False])})
+    assert starts(jobs, cluster=cluster)[3] == 3
+
+
 def test_fair_share_puts_first_who_used_least() -> None:
     jobs = some([0, 1, 2], [1000, 100, 100], [16, 16, 16], user=["ada", "ada", "bob"], limit_s=1000)
     assert starts(jobs) == [0, 1000, 1100]
@@ -135,12 +166,16 @@ def judged(folder: Path, tmp_path: Path) -> tuple[float, float, float]:
     """Return recorded and simulated mean wait of a record, and the median error of a job, in seconds."""
     hosts = tmp_path / f"{folder.name}.toml"
     hosts.write_text(inventory(machines([folder / "nodes.txt"]), source="nodes.txt")[0], encoding="utf-8")
-    jobs, scheduler, rules = read(folder / "sacct.txt"), "slurm", {}
+    header, first_row = (
+        (folder / "sacct.txt").read_text(encoding="utf-8").split("\n", 2)[i].split("|") for i in (0, 1)
+    )
+    clock_s = int(dict(zip(header, first_row, strict=True))["Submit"][-2:])  # seconds past a whole minute
+    jobs, scheduler, rules = read(folder / "sacct.txt"), f"slurm(clock_s={clock_s})", {}
     if folder.name.startswith("Z"):  # with qualities of service, and maintenance that was announced on the way
         first = json.loads((folder / "submitted.jsonl").read_text(encoding="utf-8").splitlines()[0])["at"]
         window = {"start_s": 4000 - first, "end_s": 6400 - first, "known_s": 1200 - first}
         rules = {"reservations": {"maint": {"hosts": "n3", "running": "finish", **window}}}
-        scheduler = MULTIFACTOR
+        scheduler = f"{MULTIFACTOR[:-1]}, clock_s={clock_s})"
     table = labkit.simulate(jobs, scheduler=scheduler, cluster=str(hosts), **rules).table
     recorded_s = jobs.recorded_start_s - jobs.arrival_s
     error_s = np.abs(table["queueing_s"].to_numpy() - recorded_s)
