@@ -88,7 +88,7 @@ def main() -> None:
     """Run the command line; whatever is wrong with what was typed is told in one line, with exit code 2."""
     guard()
     gc.freeze()  # looking through what stays is 0.2 CPU s of a comparison
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)  # half of what kernels leave behind in a first comparison, which is 1.3 CPU s
     atexit.register(gc.freeze)  # else the interpreter looks through all that is loaded before it ends: 0.3 CPU s
     try:
         _main()

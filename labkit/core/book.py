@@ -230,7 +230,7 @@ def _hold_alone(allocations: Records, tasks: Records, free: Floats, demand: Floa
         task = tasks[task].next
 
 
-@kernel
+@inner
 def release(allocations: Records, tasks: Records, spare: Ints, free: Floats, demand: Floats, job: int) -> None:
     """Give back all tasks of a job; if it shared its GPUs, its partner holds them all from then on."""
     if allocations[job].first < 0:

@@ -296,8 +296,6 @@ def _fold(  # noqa: C901 - one branch per kind of event
             counts[N_DECIDED] += 1
         elif kind == _ARRIVED:
             belief[job].phase = WAITING
-            belief[job].since_s = event.time_s
-            belief[job].held_since_s = event.time_s
             active[counts[N_ACTIVE]] = job
             counts[N_ACTIVE] += 1
             waiting[counts[N_WAITING]] = job

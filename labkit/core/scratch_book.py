@@ -252,7 +252,7 @@ def usable_groups(book: ScratchBook, runs_on: Bools, device_type: int, demand: F
     return groups
 
 
-@kernel
+@inner
 def fits_one_type(book: ScratchBook, runs_on: Bools, worker: Floats, n_workers: int) -> bool:
     """Return whether the empty cluster holds all workers on one device type, on groups that are open to them."""
     for kind in range(len(runs_on)):

@@ -57,19 +57,20 @@ def _distinct(rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.in
     n, n_kinds, size = len(rows), 0, 8
     while size < 2 * n:
         size *= 2
-    slots, kind, first = np.full(size, -1, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+    slots, kind, first = np.zeros(size, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
     for i in range(n):
         if i > 0 and _equal(rows[i], rows[i - 1]):  # most often it is like the one before
             kind[i] = kind[i - 1]
             continue
         at = _hash(rows[i]) & (size - 1)
-        while slots[at] >= 0 and not _equal(rows[i], rows[first[slots[at]]]):
+        while slots[at] > 0 and not _equal(rows[i], rows[first[slots[at] - 1]]):
             at = (at + 1) & (size - 1)
-        if slots[at] < 0:
-            slots[at], first[n_kinds] = n_kinds, i
+        if slots[at] == 0:
+            first[n_kinds] = i
             n_kinds += 1
-        kind[i] = slots[at]
-    return first[:n_kinds].copy(), kind
+            slots[at] = n_kinds
+        kind[i] = slots[at] - 1
+    return first[:n_kinds], kind
 
 
 @inner

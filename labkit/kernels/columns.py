@@ -42,6 +42,11 @@ class ColumnsType(types.Type):
         """What makes two types equal."""
         return self.columns, self.fields
 
+    @property
+    def literal_type(self) -> ColumnsType:
+        """The type itself: by it numba knows that columns are not None, and leaves out what is done where they are."""
+        return self
+
 
 @register_model(ColumnsType)
 class _Model(models.PrimitiveModel):

@@ -13,7 +13,7 @@ from labkit.core.placement import Gangs, Placement
 from labkit.core.resources import GPUS, Bools, Ints
 from labkit.core.scratch_book import SLACK, ScratchBook, rooms, scratch_book, twin
 from labkit.core.snapshot import Snapshot
-from labkit.placers.kernels import place_gangs
+from labkit.placers.kernels import Conditions, place_gangs
 from labkit.placers.rules import EVEN, FIRST, LEAST_ALLOCATED, PACK, SPREAD, WHOLE
 
 Rows = Sequence[NDArray[Any]]
@@ -70,29 +70,28 @@ def _placed(rule: int, snapshot: Snapshot, gangs: Gangs, strict: bool) -> tuple[
     """Return which gangs find a place by a rule, and the rows of the placement."""
     table = snapshot.table
     book = book_without(snapshot, gangs.named)
-    machines, zone, zones, hosts, host_row = _hosting(snapshot, gangs)
-    empty = twin(book) if rule in (EVEN, WHOLE) or machines.any() else book
+    asked = _conditions(snapshot, gangs)
+    empty = book if asked is None and rule not in (EVEN, WHOLE) else twin(book)
     placed, *rows = place_gangs(
         rule, strict, gangs.may_shrink(), book, empty, gangs.job, gangs.n_workers, gangs.n_ps, gangs.device_type,
-        gangs.partner, table.worker_demand, table.ps_demand, table.n_ps, snapshot.runs_on, machines, zone, zones,
-        hosts, host_row,
+        table.worker_demand, table.ps_demand, snapshot.runs_on, asked,
     )  # fmt: skip
     return placed, rows
 
 
-def _hosting(snapshot: Snapshot, gangs: Gangs) -> tuple[Ints, Ints, Ints, Bools, Ints]:
-    """Return on how many machines, and within what, gangs are to lie, (C,) each, and the zones (2, G).
-
-    Then the sets of groups that jobs may have (R, G), and the set of each job, (N,) or none.
-    """
+def _conditions(snapshot: Snapshot, gangs: Gangs) -> Conditions | None:
+    """Return what gangs ask for beside room; None: nothing."""
     rules, none = snapshot.hosting, np.empty(0, np.int32)
-    anywhere = np.zeros(len(gangs), np.int32)
-    if rules is None:
-        return anywhere, anywhere, np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_), none
-    zone = rules.zone[gangs.job]
-    waited_s = snapshot.now_s - snapshot.table.arrival_s[gangs.job]
-    row = rules.row if rules.limited or zone.any() else none
-    return rules.spread_at(gangs.job, waited_s=waited_s), zone, rules.zones, rules.open, row
+    if rules is None and not (gangs.partner >= 0).any():
+        return None
+    machines = zone = np.zeros(len(gangs), np.int32)
+    zones, hosts, row = np.empty((0, 0), np.int32), np.empty((0, 0), np.bool_), none
+    if rules is not None:
+        zone = rules.zone[gangs.job]
+        waited_s = snapshot.now_s - snapshot.table.arrival_s[gangs.job]
+        machines = rules.spread_at(gangs.job, waited_s=waited_s)
+        zones, hosts, row = rules.zones, rules.open, rules.row if rules.limited or zone.any() else none
+    return Conditions(gangs.partner, snapshot.table.n_ps, machines, zone, zones, hosts, row)
 
 
 def book_without(snapshot: Snapshot, jobs: Ints) -> ScratchBook:

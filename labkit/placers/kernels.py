@@ -3,13 +3,13 @@
 A gang is placed whole or not at all. All its workers get one device type, the first that has room, unless the gang is
 larger than any one type of the cluster: then they may be mixed.
 
-Kernels are compiled for each combination of types, and a constant is a type of its own. So numbers of tasks are of one
-type everywhere, and no constant is given to a kernel that holds others.
+Kernels are compiled for each combination of types, so numbers of tasks are of one type everywhere. `Conditions` are
+None where gangs ask for nothing of the kind: the code for them is left out then, a third of all.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from labkit.core.scratch_book import (
     sum_machines,
     usable_groups,
 )
-from labkit.kernels import inner, kernel
+from labkit.kernels import by_reference, inner, kernel
 from labkit.placers.rules import (
     EVEN,
     FIRST,
@@ -36,7 +36,6 @@ from labkit.placers.rules import (
     even,
     even_within,
     first_fit,
-    least_allocated,
     pack,
     release,
     shares_of,
@@ -47,6 +46,33 @@ from labkit.placers.rules import (
 
 MANY_KINDS = 256
 """Kinds of gangs without room that are remembered while gangs are placed."""
+
+
+@by_reference
+class Conditions(NamedTuple):
+    """What C gangs ask for beside room, and what is asked of N jobs.
+
+    Attributes
+    ----------
+    partner : array
+        (C,) the job on the same GPUs, or -1; or of no length.
+    requested_ps : array
+        (N,) PSs of jobs, for partners.
+    machines, zone : array
+        (C,) on how many machines gangs are to lie, or within one zone of which kind, as `labkit.core.hosting` has it.
+    zones : array
+        (2, G) the zone of each group, by kind.
+    hosts, host_row : array
+        (R, G) sets of groups, and (N,) the set that a job is kept to where some are, or within a zone; or of no length.
+    """
+
+    partner: Ints
+    requested_ps: Ints
+    machines: Ints
+    zone: Ints
+    zones: Ints
+    hosts: Bools
+    host_row: Ints
 
 
 @inner
@@ -64,23 +90,26 @@ def _never_even(
 
 
 @inner
+def _tasks(
+    rule: int, book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints, mine: Bools
+) -> int:  # fmt: skip
+    """Place n tasks of a gang by a rule for tasks; return how many are left over."""
+    if rule in (SPREAD, LEAST_ALLOCATED):
+        return spread(rule, book, usable, demand, n, taken)
+    if rule == FIRST:
+        return first_fit(book, usable, demand, n, taken)
+    return pack(book, usable, demand, n, taken, mine)
+
+
+@inner
 def _task_by_task(
     rule: int, book: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
     n_ps: int, workers: Ints, servers: Ints,
 ) -> bool:  # fmt: skip
     """Place the workers of a gang and then its PSs by a rule for tasks; return whether some are left over."""
-    if rule == SPREAD:
-        rest = spread(book, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and spread(book, book.up, ps, n_ps, servers) > 0)
-    if rule == LEAST_ALLOCATED:
-        rest = least_allocated(book, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and least_allocated(book, book.up, ps, n_ps, servers) > 0)
-    if rule == FIRST:
-        rest = first_fit(book, usable, worker, n_workers, workers)
-        return rest > 0 or (n_ps > 0 and first_fit(book, book.up, ps, n_ps, servers) > 0)
     mine = np.zeros(len(book.load), np.bool_)
-    rest = pack(book, usable, worker, n_workers, workers, mine)
-    return rest > 0 or (n_ps > 0 and pack(book, book.up, ps, n_ps, servers, mine) > 0)
+    rest = _tasks(rule, book, usable, worker, n_workers, workers, mine)
+    return rest > 0 or (n_ps > 0 and _tasks(rule, book, book.up, ps, n_ps, servers, mine) > 0)
 
 
 @inner
@@ -144,10 +173,10 @@ def fewest_machines(
 @inner
 def _place_on(
     rule: int, book: ScratchBook, empty: ScratchBook, usable: Bools, worker: Floats, ps: Floats, n_workers: int,
-    n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
+    n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int | None,
 ) -> bool:  # fmt: skip
     """Place one gang on usable groups; what was taken is noted in `workers` and `servers` (G,)."""
-    if machines != SPLIT:
+    if machines is not None and machines != SPLIT:
         n = _on_few(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, machines)
         if n > 0 or (n == 0 and machines >= FEW):
             return n > 0
@@ -177,36 +206,42 @@ def _place_split(
 @inner
 def _place_one(
     rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
-    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int | None,
 ) -> bool:  # fmt: skip
     """Place one gang on one device type, or on a mixture if it is larger than any."""
     n_types = len(runs_on)
-    for kind in range(n_types):
-        if not runs_on[kind] or (device_type >= 0 and kind != device_type):
+    for kind in range(n_types + 1):
+        mixed = kind == n_types
+        if mixed and (n_types == 1 or device_type >= 0 or fits_one_type(book, runs_on, worker, n_workers)):
+            break
+        if not mixed and (not runs_on[kind] or (device_type >= 0 and kind != device_type)):
             continue
-        usable = usable_groups(book, runs_on, kind, worker)
+        usable = usable_groups(book, runs_on, -1 if mixed else kind, worker)
         if _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks, machines):
             return True
-    if n_types == 1 or device_type >= 0 or fits_one_type(book, runs_on, worker, n_workers):
-        return False
-    usable = usable_groups(book, runs_on, -1, worker)
-    return _place_on(rule, book, empty, usable, worker, ps, n_workers, n_ps, workers, servers, shrinks, machines)
+    return False
 
 
 @inner
 def _place_or_shrink(
     rule: int, book: ScratchBook, empty: ScratchBook, runs_on: Bools, device_type: int, worker: Floats, ps: Floats,
-    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int,
+    n_workers: int, n_ps: int, workers: Ints, servers: Ints, shrinks: bool, machines: int | None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits."""
-    w, p = n_workers, n_ps
-    while w > 0:
-        if _place_one(rule, book, empty, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks, machines):
-            return w, p
-        if not shrinks:
+    """Place one gang, or the largest smaller one if it shrinks; return its workers and PSs, 0 workers if none fits.
+
+    Where no smaller gang can be split evenly either, the largest is packed.
+    """
+    for by in (rule, PACK):
+        w, p = n_workers, n_ps
+        while w > 0:
+            if _place_one(by, book, empty, runs_on, device_type, worker, ps, w, p, workers, servers, shrinks, machines):
+                return w, p
+            if not shrinks:
+                break
+            w -= 1
+            p = min(p, max(1, (n_ps * w + n_workers - 1) // n_workers))
+        if not (shrinks and rule in (EVEN, WHOLE)):
             break
-        w -= 1
-        p = min(p, max(1, (n_ps * w + n_workers - 1) // n_workers))
     return 0, 0
 
 
@@ -235,31 +270,54 @@ def _place_pair(
 
 
 @inner
-def _limit_to_zone(book: ScratchBook, zones: Ints, z: int) -> None:
-    """Keep what is placed next to the groups of one zone (G,), too."""
-    for g in range(len(zones)):
-        inside = zones[g] == z
-        book.open[g] = book.open[g] and inside
-        book.up[g] = book.up[g] and inside
+def _lies_on(asked: Conditions | None, i: int) -> int | None:
+    """Return on how many machines a gang is to lie; None where nothing is asked for."""
+    if asked is None:
+        return None
+    machines: int = 0 + asked.machines[i]
+    return machines
+
+
+@inner
+def _n_zones(asked: Conditions, i: int) -> int:
+    """Return in how many zones a gang may be placed, one after the other; 1: it is kept to none."""
+    most = 0
+    if asked.zone[i]:
+        zones = asked.zones[asked.zone[i] - 1]
+        most = 0 + zones[0]
+        for z in zones:
+            most = max(most, z)
+    return 1 + most
+
+
+@inner
+def _limit_to(asked: Conditions, book: ScratchBook, up: Bools, i: int, job: int, other: int, z: int) -> None:
+    """Keep what is placed next, gang i of one job or of two, to the groups (G,) where they may be; in one zone."""
+    if len(asked.host_row):
+        limit(book, up, asked.hosts[asked.host_row[job]] & asked.hosts[asked.host_row[other if other >= 0 else job]])
+    if asked.zone[i]:
+        zones = asked.zones[asked.zone[i] - 1]
+        for g in range(len(zones)):
+            inside = zones[g] == z
+            book.open[g] = book.open[g] and inside
+            book.up[g] = book.up[g] and inside
 
 
 @kernel
 def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer that it fills
     rule: int, strict: bool, shrinks: Bools, book: ScratchBook, empty: ScratchBook, jobs: Ints,
-    n_workers: Ints, n_ps: Ints, device_type: Ints, partner: Ints, worker_demand: Floats, ps_demand: Floats,
-    requested_ps: Ints, runs_on: Bools, machines: Ints, zone: Ints, zones: Ints, hosts: Bools, host_row: Ints,
+    n_workers: Ints, n_ps: Ints, device_type: Ints, worker_demand: Floats, ps_demand: Floats, runs_on: Bools,
+    asked: Conditions | None,
 ) -> tuple[Bools, Ints, NDArray[np.int8], Ints, Ints]:  # fmt: skip
     """Place gangs in order; return which were placed, and the rows of the placement.
 
-    `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly or gangs are to lie on so
-    many `machines` (C,), or within one `zone` (C,) of `zones` (2, G), as `labkit.core.hosting` has it. Where jobs are
-    kept to some `hosts` (R, G), or to a zone, `host_row` (N,) tells to which hosts; otherwise it is of no length.
+    `empty` is another book of the cluster, to be written to, where a rule splits gangs evenly or `asked` is not None.
     """
-    n_groups, up, limits = len(book.free), book.up.copy(), len(host_row) > 0
+    n_groups, up = len(book.free), book.up.copy()
     if rule != FIRST:
         sum_machines(book)
     workers, servers = np.zeros(n_groups, np.int32), np.zeros(n_groups, np.int32)
-    other_servers = np.zeros(n_groups if len(partner) else 0, np.int32)
+    other_servers = np.zeros(n_groups, np.int32)
     placed = np.zeros(len(jobs), np.bool_)
     size = 16
     job, role = np.empty(size, np.int32), np.empty(size, np.int8)
@@ -268,40 +326,35 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
     roomless, n_roomless = np.empty(MANY_KINDS, np.int32), 0
     for i in range(len(jobs)):
         j = jobs[i]
-        other = partner[i] if len(partner) else -1
-        plain = other < 0 and n_ps[i] == 0 and not shrinks[i] and zone[i] == 0
+        plain = n_ps[i] == 0 and not shrinks[i]
+        other, n_zones, lies_on = -1, 1, _lies_on(asked, i)
+        if asked is not None:
+            if len(asked.partner):
+                other = 0 + asked.partner[i]
+            n_zones = _n_zones(asked, i)
+            plain = plain and other < 0 and asked.zone[i] == 0
         if plain and not strict and _like_one_of(
-            i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on, machines, host_row
+            i, roomless[:n_roomless], jobs, n_workers, device_type, worker_demand, runs_on, asked
         ):  # fmt: skip
             continue
-        lies_on = 0 + machines[i]
         most_w, most_p = 0 + n_workers[i], 0 + n_ps[i]  # 64 bits
-        w, p, n_zones = 0 * most_w, 0 * most_p, 1
-        if zone[i]:
-            n_zones += zones[zone[i] - 1].max()
+        w, p = 0 * most_w, 0 * most_p
         for z in range(n_zones):
-            if limits:
-                limit(book, up, hosts[host_row[j]] & hosts[host_row[other if other >= 0 else j]])
-            if zone[i]:
-                _limit_to_zone(book, zones[zone[i] - 1], z)
+            if asked is not None:
+                _limit_to(asked, book, up, i, j, other, z)
             begin_gang(book)
-            if other >= 0:
+            if asked is not None and other >= 0:
                 w, p = most_w, most_p
                 if not _place_pair(
                     rule, book, empty, runs_on[j] & runs_on[other], device_type[i], worker_demand[j], ps_demand[j], w,
-                    p, worker_demand[other], ps_demand[other], 0 + requested_ps[other], workers, servers, other_servers,
-                    lies_on,
+                    p, worker_demand[other], ps_demand[other], 0 + asked.requested_ps[other], workers, servers,
+                    other_servers, 0 + asked.machines[i],
                 ):  # fmt: skip
                     w, p = 0, 0
             else:
                 w, p = _place_or_shrink(
                     rule, book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w, most_p,
                     workers, servers, shrinks[i], lies_on,
-                )  # fmt: skip
-            if w == 0 and shrinks[i] and rule in (EVEN, WHOLE) and other < 0:  # no smaller gang is split evenly either
-                w, p = _place_or_shrink(
-                    min(rule, PACK), book, empty, runs_on[j], device_type[i], worker_demand[j], ps_demand[j], most_w,
-                    most_p, workers, servers, shrinks[i], lies_on,
                 )  # fmt: skip
             if w > 0:
                 break
@@ -314,13 +367,13 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
                 n_roomless += 1
             continue
         needed = n + w + p
-        if other >= 0:
-            needed += w + requested_ps[other]
+        if asked is not None and other >= 0:
+            needed += w + asked.requested_ps[other]
         if needed > size:
             size = 2 * needed
             job, role = _grown(job, n, size), _grown(role, n, size)
             group, count = _grown(group, n, size), _grown(count, n, size)
-        if other >= 0:
+        if asked is not None and other >= 0:
             n = _note(other, 0, workers, n, job, role, group, count)
             n = _note(other, 1, other_servers, n, job, role, group, count)
             other_servers[:] = 0
@@ -334,13 +387,15 @@ def place_gangs(  # noqa: C901 - one pass over the gangs, with the output buffer
 @inner
 def _like_one_of(
     i: int, others: Ints, jobs: Ints, n_workers: Ints, device_type: Ints, worker_demand: Floats, runs_on: Bools,
-    machines: Ints, host_row: Ints,
+    asked: Conditions | None,
 ) -> bool:  # fmt: skip
     """Return whether a gang without PSs is of the kind of one that found no room: since then there is only less."""
     for o in others:
-        alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i] and machines[o] == machines[i]
-        if len(host_row):
-            alike = alike and host_row[jobs[o]] == host_row[jobs[i]]
+        alike = n_workers[o] == n_workers[i] and device_type[o] == device_type[i]
+        if asked is not None:
+            alike = alike and asked.machines[o] == asked.machines[i]
+            if len(asked.host_row):
+                alike = alike and asked.host_row[jobs[o]] == asked.host_row[jobs[i]]
         for r in range(worker_demand.shape[1]):
             alike = alike and worker_demand[jobs[o], r] == worker_demand[jobs[i], r]
         for t in range(runs_on.shape[1]):

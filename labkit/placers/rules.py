@@ -56,23 +56,6 @@ def _emptiest_group(book: ScratchBook, usable: Bools, demand: Floats, n: int, m:
 
 
 @inner
-def spread(book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
-    """Put each task on the least loaded machine, in its emptiest group."""
-    while n:
-        best, best_load = -1, np.inf
-        for m in range(len(book.load)):
-            if book.load[m] < best_load and room(book.machine_free[m], demand, 1):
-                g = _emptiest_group(book, usable, demand, MANY, m)
-                if g >= 0:
-                    best, best_load = g, book.load[m]
-        if best < 0:
-            return n
-        take(book, demand, taken, best, 1)
-        n -= 1
-    return n
-
-
-@inner
 def _mean_free(book: ScratchBook, demand: Floats, m: int) -> float:
     """Return the mean fraction of a machine's resources that is free with one more task."""
     free, offered = 0.0, 0
@@ -84,18 +67,19 @@ def _mean_free(book: ScratchBook, demand: Floats, m: int) -> float:
 
 
 @inner
-def least_allocated(
-    book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints
-) -> int:  # fmt: skip
-    """Put each task where the mean free fraction over a machine's resources is largest with the task there."""
+def spread(rule: int, book: ScratchBook, usable: Bools, demand: Floats, n: int, taken: Ints) -> int:
+    """Put each task into the emptiest group of the least loaded machine.
+
+    By `LEAST_ALLOCATED` of that where the mean free fraction over a machine's resources is largest with the task there.
+    """
     while n:
-        best, best_free = -1, -np.inf
+        best, best_score = -1, -np.inf
         for m in range(len(book.load)):
-            free = _mean_free(book, demand, m)
-            if free > best_free and room(book.machine_free[m], demand, 1):
+            score = _mean_free(book, demand, m) if rule == LEAST_ALLOCATED else -book.load[m]
+            if score > best_score and room(book.machine_free[m], demand, 1):
                 g = _emptiest_group(book, usable, demand, MANY, m)
                 if g >= 0:
-                    best, best_free = g, free
+                    best, best_score = g, score
         if best < 0:
             return n
         take(book, demand, taken, best, 1)

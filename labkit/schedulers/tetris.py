@@ -65,7 +65,9 @@ class Tetris:
 def by_score(demand: Floats, left: Floats, free: Floats) -> Ints:
     """Return positions of jobs, best score first, each scored by what the ones before it leave free (R,)."""
     n = len(demand)
-    order, fitting = np.empty(n, np.int32), np.arange(n)
+    order, fitting = np.empty(n, np.int32), np.empty(n, np.int32)
+    for i in range(n):
+        fitting[i] = i
     room = free + 1e-9
     eps = _weight(demand, left, room)
     n_fitting, found = n, 0

@@ -75,7 +75,7 @@ def write(
     return n + 1
 
 
-@kernel
+@inner
 def settle(truth: Records, job: int, now_s: float) -> None:
     """Bring a job's steps up to now; one that is rescaled while it goes on makes steps too."""
     at = truth[job]
@@ -84,7 +84,7 @@ def settle(truth: Records, job: int, now_s: float) -> None:
     at.since_s = now_s
 
 
-@kernel
+@inner
 def forget_running(running: Ints, counts: Ints, job: int) -> None:
     """Take a job out of the list of those that hold tasks, keeping the order."""
     n = counts[N_RUNNING]
@@ -156,7 +156,7 @@ def arrive(truth: Records, counts: Ints, arrival_s: Floats, now_s: float, out: E
     return n
 
 
-@kernel
+@inner
 def round_over(truth: Records, running: Ints, counts: Ints) -> bool:
     """Return whether jobs hold tasks and none of them makes progress, or will by itself."""
     for i in range(counts[N_RUNNING]):
@@ -191,38 +191,39 @@ def begin(
     """
     for i in range(len(changed)):
         j = changed[i]
-        fresh = truth[j].phase == WAITING
-        was_starting = truth[j].phase == STARTING
-        was_running = truth[j].phase == RUNNING or truth[j].phase == FUTILE
+        at = truth[j]
+        fresh = at.phase == WAITING
+        was_starting = at.phase == STARTING
+        was_running = at.phase == RUNNING or at.phase == FUTILE
         costs = overheads[i if len(overheads) > 1 else 0]
-        overhead = costs[1 if truth[j].n_starts else 0] if fresh else costs[2]
-        if was_starting or truth[j].phase == RESCALING:  # what was under way is not cut short
-            overhead = max(overhead, (truth[j].ready_s - now_s) * truth[j].pace)
-        goes_on = hot and not fresh and not was_starting and truth[j].speed > 0
-        truth[j].then_speed = speeds[i]
+        overhead = costs[1 if at.n_starts else 0] if fresh else costs[2]
+        if was_starting or at.phase == RESCALING:  # what was under way is not cut short
+            overhead = max(overhead, (at.ready_s - now_s) * at.pace)
+        goes_on = hot and not fresh and not was_starting and at.speed > 0
+        at.then_speed = speeds[i]
         if fresh:
             running[counts[N_RUNNING]] = j
             counts[N_RUNNING] += 1
-            truth[j].n_starts += 1
-            truth[j].started_s = now_s
-            truth[j].started_steps = truth[j].steps
+            at.n_starts += 1
+            at.started_s = now_s
+            at.started_steps = at.steps
         if overhead > 0:
-            truth[j].phase = STARTING if fresh or was_starting else RESCALING
-            truth[j].since_s = now_s
-            truth[j].ready_s = now_s + overhead
-            truth[j].pace = 1.0
+            at.phase = STARTING if fresh or was_starting else RESCALING
+            at.since_s = now_s
+            at.ready_s = now_s + overhead
+            at.pace = 1.0
             if goes_on:
                 _await(truth, j, now_s)
                 continue
             if was_running:
-                n = write(out, n, now_s, _PAUSED, j, truth[j].steps, 0.0, -1, -1)
-            truth[j].speed = 0.0
-            truth[j].next_s = now_s + overhead
+                n = write(out, n, now_s, _PAUSED, j, at.steps, 0.0, -1, -1)
+            at.speed = 0.0
+            at.next_s = now_s + overhead
         else:
-            truth[j].base_speed = speeds[i]
+            at.base_speed = speeds[i]
             go_on(truth, j, now_s)
             kind = _STARTED if fresh or was_starting else _RESCALED
-            n = write(out, n, now_s, kind, j, truth[j].steps, truth[j].speed, -1, -1)
+            n = write(out, n, now_s, kind, j, at.steps, at.speed, -1, -1)
     return n
 
 
@@ -327,6 +328,17 @@ def _same(
 
 
 @inner
+def _kept(
+    first: int, job: Ints, role: NDArray[np.int8], group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts,
+    devices: Ints, allocations: Records, tasks: Records, demand: Floats,
+) -> int:  # fmt: skip
+    """Return what a job keeps by the rows from `first` on: 2: its tasks, 1: but for cores and memory, 0: nothing."""
+    if not _same(False, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand):
+        return 0
+    return 1 + _same(True, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
+
+
+@inner
 def _takes(declared: Floats, cpus: float, memory_gb: float, cores: float, gb: float) -> bool:
     """Return whether a task with these amounts takes so many cores and GB."""
     return bool(takes(declared[CPUS], cpus) == cores and takes(declared[MEMORY_GB], memory_gb) == gb)
@@ -354,18 +366,15 @@ def carry_out(  # noqa: C901 - two passes over the jobs: which release tasks, th
                 n_set += 1
                 settle(truth, j, now_s)
             continue
-        stays[i] = first >= 0 and _same(
-            False, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand
-        )  # fmt: skip
-        resized[i] = stays[i] and not _same(
-            True, first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand
-        )  # fmt: skip
-        if stays[i] and not resized[i] and old == mate[j]:
+        kept = 0
+        if first >= 0:
+            kept = _kept(first, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
+        stays[i], resized[i] = kept > 0, kept == 1
+        if kept == 2 and old == mate[j]:
             other = first_row[old] if old >= 0 else -1
             if other < 0 or (
-                _same(False, other, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
-                and _same(True, other, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand)
-            ):  # fmt: skip
+                _kept(other, job, role, group, count, cpus, memory_gb, devices, allocations, tasks, demand) == 2
+            ):
                 first_row[j] = mate[j] = -1
                 continue
         n_set += 1

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.core import Jobs, Kind, Ledger, Snapshot
+from labkit.core.errors import StaleSnapshotError
 from labkit.core.events import events
 from labkit.experiment import Session, at_events, every_slot
 from labkit.schedulers import make
@@ -216,6 +217,26 @@ def test_a_measurement_that_is_no_number_means_unknown_and_counts_for_no_progres
     assert np.isnan(snapshot.jobs.speed[0])
     assert snapshot.jobs.steps[0] == 7
     assert snapshot.jobs.attained_gpu_s[0] == 60
+
+
+def test_a_paused_job_has_no_speed_whatever_its_event_says() -> None:
+    batch = events(4)
+    batch["time_s"], batch["kind"] = 0, [Kind.ARRIVED, Kind.PLACED, Kind.STARTED, Kind.PAUSED]
+    batch["job"], batch["role"], batch["group"], batch["value"] = 0, 0, 0, [np.nan, 1, 7, 7]
+    batch["speed"] = 5.0
+    ledger = Ledger(Jobs.of(arrival_s=0, total_steps=1000), no_network(1))
+    ledger.fold(batch)
+    snapshot = Snapshot(ledger, now_s=60.0, number=0, runs_on=np.ones((1, 1), np.bool_))
+    assert snapshot.jobs.speed[0] == 0
+    assert snapshot.jobs.steps[0] == 7
+
+
+def test_columns_that_compiled_code_will_write_to_make_snapshots_stale() -> None:
+    ledger = Ledger(Jobs.of(arrival_s=0, total_steps=1000), no_network(1))
+    snapshot = Snapshot(ledger, now_s=0.0, number=0, runs_on=np.ones((1, 1), np.bool_))
+    ledger.columns(n_tasks=1)
+    with pytest.raises(StaleSnapshotError):
+        snapshot.freeze()
 
 
 def test_thousands_of_tasks_find_room_in_the_book() -> None:

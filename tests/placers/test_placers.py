@@ -348,4 +348,4 @@ def test_the_large_kernels_are_compiled_once_whatever_is_placed(kernel) -> None:
         for placer in ALL:
             assert placer.place(snapshot, Gangs.of([0], n_workers=1, partner=[1]))
             assert placer.place(snapshot, Gangs.of([0, 1], n_workers=2, n_ps=1, shrinks=True))
-    assert len(kernel.signatures) <= 1  # none: its caller was kept by an earlier process
+    assert len(kernel.signatures) <= 2  # with conditions and without; none: its caller was kept by an earlier process

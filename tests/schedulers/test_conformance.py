@@ -33,7 +33,8 @@ def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene:
 @pytest.mark.parametrize("name", ["constant", "drf", "fifo", "las", "lookahead", "optimus", "sjf", "srtf", "tetris"])
 @pytest.mark.parametrize("placer", [FirstFit(), Spread(), Pack(), Even(), Even(keep_order=True)], ids=repr)
 def test_every_scheduler_composes_with_every_placer(name: str, placer: object) -> None:
-    check_scheduler(make(name, placer=placer), seed=3)
+    """On the five largest scenes: each of the two passes the whole suite by itself."""
+    check_scheduler(make(name, placer=placer), scenes=list(random_scenes(seed=3))[5:])
 
 
 @pytest.mark.parametrize(

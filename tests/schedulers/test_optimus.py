@@ -132,6 +132,19 @@ def test_the_papers_constants_are_the_defaults():
     """Optimus (Peng et al., EuroSys 2018): 10 sample runs, a decision every 10 min, a factor of 0.95 when young."""
     chosen = make("optimus")
     assert (chosen.gain, chosen.n_pre_runs, chosen.quantum_s, chosen.young_factor) == ("time", 10, 600, 0.95)
+    assert chosen.look_ahead == 6  # ours; the paper's is 1
+
+
+def test_the_gain_of_a_job_is_lowered_in_the_first_tenth_of_its_steps(monkeypatch):
+    """Optimus (Peng et al., EuroSys 2018): what is predicted of it is unsure then."""
+    factors = []
+    monkeypatch.setattr(optimus, "penalties", lambda gain, seconds, left: (seconds, np.ones(len(left))))
+    monkeypatch.setattr(optimus, "allocate", lambda *given: factors.append(float(given[3][0])) or allocate(*given))
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"])
+    record = Experiment.of(jobs, cluster="demo", speed="step-time").run(make("optimus", young_factor=0.5, quantum_s=60))
+    done = np.arange(len(factors)) * 60 / record.summary["mean_jct_s"]
+    assert factors == np.where(done < 0.1, 0.5, 1.0).tolist()
+    assert set(factors) == {0.5, 1.0}
 
 
 def test_gangs_of_all_reduce_are_measured_without_servers():
@@ -221,6 +234,19 @@ def test_a_move_is_bounded_by_max_move_up_and_down(held, least, most):
     fewest, largest = make("optimus", max_move=(("dssm", 2, 2),))._bounds(snapshot)
     assert fewest[:, 0].tolist() == [least, least]
     assert largest[:, 0].tolist() == [most, most]
+
+
+def test_a_decision_shrinks_a_job_by_no_more_than_max_move(monkeypatch):
+    jobs = catalogue_jobs([0.0], rng=np.random.default_rng(0), models=["dssm"])
+    scheduler = make("optimus", max_move=(("dssm", 1, 1),))
+    session = Experiment.of(jobs, cluster="demo", speed="step-time", cadence=every_slot(60)).session(scheduler)
+    for _ in range(3):
+        session.step(scheduler.schedule(session.snapshot()))
+    held = int(session.snapshot().jobs.n_workers[0])
+    monkeypatch.setattr(optimus, "allocate", lambda *_: (np.zeros(1, np.int32), np.zeros(1, np.int32)))
+    placement = scheduler.schedule(session.snapshot())
+    assert held > 2
+    assert placement.count[placement.role == Role.WORKER].sum() == held - 1
 
 
 def test_all_hold_their_gangs_only_if_servers_are_as_requested_too():

@@ -127,6 +127,14 @@ def test_a_job_whose_leases_hold_too_few_steps_is_given_up_after_five_of_them(n_
     assert (found["n_dropped"], found["n_unfinished"], found["mean_jct_s"]) == (1, 1, 5)
 
 
+def test_a_lease_of_as_many_steps_as_a_gang_has_gpus_is_not_in_vain() -> None:
+    jobs = Jobs.of(arrival_s=[0], total_steps=[12], n_workers=[4], duration_s=[1])
+    run = Experiment(jobs=jobs, cluster=CLUSTER, speed=Given([0.4])).session(Greedy())
+    rows = run.run(Greedy())
+    assert Kind(rows["kind"][-1]) == Kind.COMPLETED
+    assert rows["time_s"][-1] == 30
+
+
 def test_a_success_forgives_futile_leases() -> None:
     """Four in vain, then one that counts, then five more: the speed changes in between."""
     jobs = Jobs.of(arrival_s=0, total_steps=100, duration_s=1)
