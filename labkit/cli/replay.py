@@ -113,14 +113,14 @@ def _moment_s(text: str, trace: str, *, format: str | None = None) -> float:
     """Return seconds after the first arrival of a moment as people type it: a span of time, or a date and time."""
     from labkit.core.durations import seconds_of
     from labkit.core.errors import InputError
-    from labkit.workloads.readers import ledgered
+    from labkit.workloads.readers import read
 
     try:
         stamp = datetime.fromisoformat(text.strip())
     except ValueError:
         return 0.0 if text.strip() == "0" else seconds_of(text, what="--at")
-    zero_s = ledgered(trace, format=format).zero_s
-    if not zero_s > 1e8:
+    zero_s = read(trace, format=format).zero_s
+    if zero_s != zero_s:
         raise InputError(
             f"--at is '{text}', and {trace} does not tell dates; give a time after its first arrival: 36h."
         )

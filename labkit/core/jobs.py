@@ -111,6 +111,8 @@ class Jobs:
     ps_memory_base_gb, ps_memory_growth_gb : array
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
+    zero_s : float
+        The moment from which times count, in seconds since 1970 as the trace's own clock shows; NaN: not known.
     notes : tuple of str
         What a reader of figures about these jobs has to know: what was guessed, left out or fallen back to.
     """
@@ -159,6 +161,7 @@ class Jobs:
     recorded_hosts: NDArray[np.object_]
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
+    zero_s: float = float("nan")
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -376,7 +379,7 @@ class Jobs:
 
         plain = (
             {f.name for f in fields(cls)}
-            - {"name", "notes", "models", "users", "partitions"}
+            - {"name", "zero_s", "notes", "models", "users", "partitions"}
             - {"worker_demand", "ps_demand"}
         )
         demands = {f"{role}_{r}" for role in ("worker", "ps") for r in ("gpus", "cpus", "memory_gb")}

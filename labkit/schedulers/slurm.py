@@ -76,8 +76,9 @@ class Slurm:
     bf_interval_s, bf_window_s, bf_resolution_s, bf_max_job_test
         Seconds between backfill passes, how far they plan, the step of the clock on which plans are kept (they begin
         and end by so much earlier), and how many jobs they look at.
-    clock_s : float
-        What the clock shows past a whole step when the first job arrives: 35, if that is submitted at 10:07:35.
+    clock_s : float or None
+        What the clock shows past a whole step when the first job arrives: 35, if that is submitted at 10:07:35. None:
+        as the trace has it (`Jobs.zero_s`), or nothing.
     default_queue_depth : int
         Jobs that a main pass looks at.
     priority : str
@@ -110,7 +111,7 @@ class Slurm:
     bf_interval_s: float = 30.0
     bf_window_s: float = 86_400.0
     bf_resolution_s: float = 60.0
-    clock_s: float = 0.0
+    clock_s: float | None = None
     bf_max_job_test: int = 500
     default_queue_depth: int = 100
     priority: str = "basic"
@@ -139,15 +140,17 @@ class Slurm:
             if not getattr(self, name) > 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected seconds > 0.")
         for name in ("bf_resolution_s", "clock_s", "bf_max_job_test", "default_queue_depth"):
-            if not getattr(self, name) >= 0:
+            if not (getattr(self, name) or 0) >= 0:
                 raise InputError(f"slurm: {name} is {getattr(self, name)!r}; expected a number >= 0.")
         self._rules = PreemptRules(
             self.preempt_type, self.preempts, self.partition_tiers, self.preempt_mode, self.exempt_s, self.grace_s
         )
+        self._dated_s = math.nan
         self._forget(())
 
     def begin(self, context: Context) -> None:
-        """Forget earlier runs, and note which hosts reservations will hold."""
+        """Forget earlier runs, and note which hosts reservations will hold, and when time begins."""
+        self._dated_s = context.jobs.zero_s if self.clock_s is None else math.nan
         self._forget(context.holds)
 
     def _forget(self, holds: tuple[Hold, ...]) -> None:
@@ -194,6 +197,11 @@ class Slurm:
         again_s = min(again_s, now_s + CANCELLED_S) if self._cancelled else again_s
         placement = placement_of(work.seats, [*work.stopped], declined)
         return replace(placement, reasons=work.reasons(), again_s=again_s)
+
+    @property
+    def zero_s(self) -> float:
+        """What the clock shows at time 0, as far as steps of plans go."""
+        return (self.clock_s or 0.0) - self._zero_s if math.isnan(self._dated_s) else self._dated_s
 
     def _on_grid(self, at_s: float) -> float:
         """Return the first backfill pass at or after a moment."""
@@ -407,7 +415,7 @@ class _Pass:
     def _on_clock(self, at_s: float) -> float:
         """Return the step of the clock on which a plan that begins at a moment is kept."""
         step_s = self._slurm.bf_resolution_s
-        return at_s - (at_s - self._slurm._zero_s + self._slurm.clock_s) % step_s if step_s else at_s
+        return at_s - (at_s + self._slurm.zero_s) % step_s if step_s else at_s
 
     def end_grace(self) -> bool:
         """Stop the jobs whose grace is over; return whether there are some."""

@@ -473,6 +473,27 @@ def test_a_job_that_squeue_saw_completing_ran_to_its_end(tmp_path):
     assert hours(found) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("asked", "gpus", "kind"),
+    [
+        ({"tres_per_node": "gres:gpu:a100:2"}, 4, "a100"),  # printed by Slurm 22.05
+        ({"tres_per_node": "gres/gpu:a100:2,gres/shard:1"}, 4, "a100"),
+        ({"tres_per_node": "gres:gpu"}, 2, ""),
+        ({"tres_per_task": "gres:gpu:2"}, 6, ""),
+        ({"tres_per_job": "gres:gpu:v100:8"}, 8, "v100"),
+        ({"tres_per_node": "gres:gpu:4", "gres_detail": ["gpu:a100:4(IDX:0-3)", "gpu:a100:1(IDX:0,2)"]}, 5, "a100"),
+    ],
+)
+def test_squeue_tells_gpus_where_accounting_tracks_none(tmp_path, asked, gpus, kind):
+    job = {"job_id": 5, "job_state": "COMPLETED", "submit_time": T, "start_time": T, "end_time": T + 3600, "tasks": 3,
+           "node_count": 2, "nodes": "n[0-1]", "time_limit": 90, "partition": "p", "features": "big",
+           "tres_alloc_str": "cpu=4,mem=4G,node=2,billing=4", **asked}  # fmt: skip
+    jobs = ledgered(put(tmp_path, "x.json", json.dumps({"jobs": [job]}))).jobs
+    assert (jobs.gpus[0], jobs.device_type[0]) == (gpus, kind)
+    assert (jobs.limit_s[0], jobs.partition_names()[0], jobs.constraint[0]) == (5400, "p", "big")
+    assert jobs.zero_s == T
+
+
 def test_squeue_tells_how_long_a_suspended_job_ran(tmp_path):
     def number(value):
         return {"set": True, "infinite": False, "number": value}

@@ -126,11 +126,11 @@ def ledgered(path: str | Path, *, format: str | None = None) -> Read:
         if kind not in FORMATS:
             raise unknown("format", kind, FORMATS)
         with counting(device_counts(devices)):
-            return _READS[kind](located(path))
+            return _READS[kind](located(path)).dated()
     path = located(path)
     kind, why = _chosen(path)
     try:
-        return _READS[kind](path)
+        return _READS[kind](path).dated()
     except TraceError as error:
         raise TraceError(f"{error}{why}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -13,6 +13,8 @@ from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats, Ints
 
+DATES_S: Final = 1e8
+"""Larger seconds are since 1970; smaller ones since a trace's own zero."""
 SAME: Final = "repeated, the same in every column"
 """Of rows that are merged into an earlier one."""
 
@@ -196,6 +198,10 @@ class Read(NamedTuple):
     segments: Segments | None = None
     zero_s: float = float("nan")
     """The moment of the first arrival, in seconds since 1970, or since the trace's own zero; NaN: not told."""
+
+    def dated(self) -> Read:
+        """Return it with jobs that know the moment of the first arrival, if that is a date."""
+        return self._replace(jobs=replace(self.jobs, zero_s=self.zero_s)) if self.zero_s > DATES_S else self
 
 
 def plain(jobs: Jobs, *, noun: str = "rows") -> Read:

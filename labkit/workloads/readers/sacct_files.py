@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -237,15 +238,43 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
         "user": entry.get("user_name"),
         "array": array,
         "het": {"job_id": _number(entry.get("het_job_id")), "job_offset": entry.get("het_job_offset")},
-        "state": {"current": state},
-        "tres": {"allocated": entry.get("tres_alloc_str"), "requested": entry.get("tres_req_str")},
+        "state": {"current": state, "reason": entry.get("state_reason")},
+        "tres": {
+            "allocated": _with_devices(entry.get("tres_alloc_str"), entry),
+            "requested": _with_devices(entry.get("tres_req_str"), entry),
+        },
+        "allocation_nodes": entry.get("node_count"),
+        "constraints": entry.get("features"),
+        "reservation": {"name": entry.get("resv_name")},
         "time": {
             "submission": entry.get("submit_time"),
             "start": None if first == "PENDING" else start_s,
             "end": None if open_ended or first == "PENDING" else entry.get("end_time"),
             "elapsed": ran_s,
+            "limit": entry.get("time_limit"),
+            "eligible": entry.get("eligible_time"),
         },
     }
+
+
+def _with_devices(tres: object, entry: Mapping[str, Any]) -> str:
+    """Return the resources of a job of squeue with its GPUs: without AccountingStorageTRES they stand apart.
+
+    Slurm shows those that it allocated, or what was requested for each host, task or job.
+    """
+    text = str(tres or "")
+    if "gres/" in text:
+        return text
+    rows = [(str(detail), 1) for detail in entry.get("gres_detail") or ()]
+    for key, times in (("node", "node_count"), ("task", "tasks"), ("job", "")) if not rows else ():
+        rows.append((str(entry.get(f"tres_per_{key}") or ""), _number(entry.get(times)) or 1))
+    found = defaultdict[str, int](int)
+    for listed, n in rows:
+        for item in filter(None, re.sub(r"\([^)]*\)", "", listed).split(",")):
+            name, _, count = re.sub(r"^gres[:/]", "", item).replace("=", ":").rpartition(":")
+            name, count = (name, count) if count.isdigit() else (f"{name}:{count}".strip(":"), "1")
+            found[name] += int(count) * n
+    return ",".join(filter(None, [text, *(f"gres/{name}={n}" for name, n in found.items() if name and n)]))
 
 
 def _ran_s(entry: Mapping[str, Any], start_s: Any, printed_s: float | None, *, suspended: bool) -> float | None:
