@@ -120,7 +120,7 @@ def _moment_s(text: str, trace: str, *, format: str | None = None) -> float:
     except ValueError:
         return 0.0 if text.strip() == "0" else seconds_of(text, what="--at")
     zero_s = read(trace, format=format).zero_s
-    if zero_s != zero_s:
+    if not zero_s:
         raise InputError(
             f"--at is '{text}', and {trace} does not tell dates; give a time after its first arrival: 36h."
         )

@@ -112,7 +112,7 @@ class Jobs:
         (N,) memory that all parameter servers of a job hold together at its beginning, and what they take more of in
         each 1,000 steps; 0: as much as is declared. Only the simulator may look.
     zero_s : float
-        The moment from which times count, in seconds since 1970 as the trace's own clock shows; NaN: not known.
+        The moment from which times count, in seconds since 1970 as the trace's own clock shows; 0: not known.
     notes : tuple of str
         What a reader of figures about these jobs has to know: what was guessed, left out or fallen back to.
     """
@@ -161,7 +161,7 @@ class Jobs:
     recorded_hosts: NDArray[np.object_]
     ps_memory_base_gb: Floats
     ps_memory_growth_gb: Floats
-    zero_s: float = float("nan")
+    zero_s: float = 0.0
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -145,12 +145,12 @@ class Slurm:
         self._rules = PreemptRules(
             self.preempt_type, self.preempts, self.partition_tiers, self.preempt_mode, self.exempt_s, self.grace_s
         )
-        self._dated_s = math.nan
+        self._dated_s = 0.0
         self._forget(())
 
     def begin(self, context: Context) -> None:
         """Forget earlier runs, and note which hosts reservations will hold, and when time begins."""
-        self._dated_s = context.jobs.zero_s if self.clock_s is None else math.nan
+        self._dated_s = context.jobs.zero_s if self.clock_s is None else 0.0
         self._forget(context.holds)
 
     def _forget(self, holds: tuple[Hold, ...]) -> None:
@@ -201,7 +201,7 @@ class Slurm:
     @property
     def zero_s(self) -> float:
         """What the clock shows at time 0, as far as steps of plans go."""
-        return (self.clock_s or 0.0) - self._zero_s if math.isnan(self._dated_s) else self._dated_s
+        return self._dated_s or (self.clock_s or 0.0) - self._zero_s
 
     def _on_grid(self, at_s: float) -> float:
         """Return the first backfill pass at or after a moment."""

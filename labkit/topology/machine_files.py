@@ -140,7 +140,7 @@ def _usable(hosts: Sequence[ListedHost], *, every: bool) -> tuple[list[ListedHos
     if down := [one for one in hosts if one.down]:
         states = Counter(one.down for one in down)
         text = ", ".join(f"{n} {state}" for state, n in states.most_common())
-        notes.append(f"left out {len(down)} of {len(hosts)} hosts that are down, drained or in maintenance ({text}): {_some(down)}")
+        notes.append(f"left out {len(down)} of {len(hosts)} hosts that are down or drained ({text}): {_some(down)}")
     if bare := [one for one in up if not sum(one.gpus.values())]:
         devices = dict.fromkeys(name for one in bare for name in one.devices)
         notes.append(f"left out {len(bare)} hosts without GPUs: {_some(bare)}" + _how_counted(devices))
@@ -283,9 +283,7 @@ def _yaml(text: str, file: Path) -> Any:
 # --- Slurm
 
 _GRES: Final = re.compile(r"[^,()]+(?:\([^)]*\))?")
-_DOWN: Final = re.compile(
-    r"DOWN|DRAIN|DRNG|MAINT|FAIL|ERROR|INVAL|FUTURE|FUTR|NOT_RESPONDING|NO_RESPOND|UNKNOWN|UNK|\*"
-)
+_DOWN: Final = re.compile(r"DOWN|DRAIN|DRNG|FAIL|ERROR|INVAL|FUTURE|FUTR|NOT_RESPONDING|NO_RESPOND|UNKNOWN|UNK|\*")
 _POWERED: Final = re.compile(r"POWER(?:ED|ING)?_?DOWN")
 """Hosts of a cloud that start when a job wants them."""
 
@@ -322,8 +320,8 @@ def _count(text: str) -> float:
 def state(text: str) -> str:
     """Return a state of Slurm in which no job can start; "" for others.
 
-    >>> state("IDLE"), state("DOWN*+DRAIN"), state("IDLE+MAINTENANCE"), state("IDLE+CLOUD+POWERED_DOWN"), state("mix-")
-    ('', 'DOWN*+DRAIN', 'IDLE+MAINTENANCE', '', '')
+    >>> state("IDLE"), state("DOWN*+DRAIN"), state("mix-"), state("IDLE+CLOUD+POWERED_DOWN"), state("idle~")
+    ('', 'DOWN*+DRAIN', '', '', '')
     """
     return text if _DOWN.search(_POWERED.sub("", text.upper())) else ""
 

@@ -50,5 +50,5 @@ def window(jobs: Jobs, number: int, *, n_windows: int, n_jobs: int | None = None
     from_s = part.arrival_s[0]
     return part.with_columns(
         arrival_s=part.arrival_s - from_s, begin_s=part.begin_s - from_s,
-        recorded_start_s=part.recorded_start_s - from_s, zero_s=part.zero_s + from_s,
+        recorded_start_s=part.recorded_start_s - from_s, zero_s=part.zero_s and part.zero_s + from_s,
     )  # fmt: skip

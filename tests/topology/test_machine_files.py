@@ -62,7 +62,7 @@ def test_what_scontrol_prints_becomes_hosts_with_what_is_left_out_in_words(tmp_p
     assert first["features"] == ["a100", "nvlink"]
     assert hosts["mig01"]["gpus"] == 2  # 7/7 + 6/7
     assert (hosts["mix01-v100"]["cpus"], hosts["mix01-rtx"]["cpus"]) == (20, 40)
-    assert notes[0] == "left out 1 of 5 hosts that are down, drained or in maintenance (1 DOWN*+DRAIN): gpu02"
+    assert notes[0] == "left out 1 of 5 hosts that are down or drained (1 DOWN*+DRAIN): gpu02"
     assert notes[1] == "left out 1 hosts without GPUs: cpu01"
     assert notes[2] == "devices that are not counted as GPUs: fpga of 1 hosts; --devices fpga counts them as GPUs"
     assert build(str(tmp_path / "hosts.toml")).n_gpus == 12
