@@ -168,11 +168,12 @@ def _meaning(what: str | Jobs) -> str:
     digest = hashlib.sha256()
     for field in fields(what):
         value = getattr(what, field.name)
-        if field.name == "name":
+        if field.name == "name" or (field.name == "zero_s" and not value):
             continue
         plain = isinstance(value, np.ndarray) and value.dtype != object
         digest.update(field.name.encode() + b"\0")
-        digest.update(np.ascontiguousarray(value).tobytes() if plain else repr(list(value)).encode())
+        listed = value if isinstance(value, float) else list(value)
+        digest.update(np.ascontiguousarray(value).tobytes() if plain else repr(listed).encode())
     return digest.hexdigest()
 
 
