@@ -327,7 +327,7 @@ def _nothing() -> None:
 
 
 def _labelled(text: str, field: Any) -> list[Any]:
-    """Return a field below its label; its own label, without a width, names it to those who hear the page."""
+    """Return a visible label and its field, which has a label of no width for screen readers."""
     field.description, field.style.description_width = text, "0px"
     field.layout.width, field.layout.margin = f"calc(100% + {GAP_PX}px)", f"0 0 6px -{GAP_PX}px"
     return [ipw.Label(text, layout=ipw.Layout(margin="0", height="24px")), field]

@@ -499,7 +499,7 @@ class _Pass:
         return closed
 
     def _shut_out(self, job: int, closed: Bools) -> bool:
-        """Return whether closed machines, (M,), leave a job fewer than it names, whoever runs there."""
+        """Return whether closed machines, (M,), leave a job fewer than it names, even if no other job ran."""
         return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(
             self._room.n_machines(job), 1
         )

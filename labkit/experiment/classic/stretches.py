@@ -128,7 +128,7 @@ class Stretches:
         if n < LARGE:
             return copied(out[:n])
         self._out = np.empty(len(out), EVENT)
-        out.resize(n, refcheck=False)  # in place: nobody else knows of it
+        out.resize(n, refcheck=False)  # in place: no view of it exists
         return out
 
 
