@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError, unknown
+from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.models.sizes import whole
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class ScriptLoop:
         self.starting: bool = getattr(_THREAD, "starting", True)
         self._begun = self._over = self._out = False
         self._returned: Any = None
+        self._checked: BodyCheck | None = None
         _check_options(options, optimizer)
 
     def _of_epochs(self, epochs: Any) -> int:
@@ -199,7 +201,13 @@ class ScriptLoop:
         """Yield a batch to the body of the loop."""
         self.update, self.epoch = batch.step, batch.epoch
         self._out, self._returned = True, None
-        yield batch.batch
+        if self._checked is None:
+            self._checked = BodyCheck(self.model, self, self.data, getattr(self.data, "dataset", None))
+            for _ in self._checked.around():
+                yield batch.batch
+            self._tell_changed()
+        else:
+            yield batch.batch
         self._out = False
         if self._returned is None:
             raise InputError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
@@ -238,6 +246,20 @@ class ScriptLoop:
         finally:
             torch.set_num_threads(n_threads)
 
+    @property
+    def changed(self) -> list[str]:
+        """Names of variables that the body of the loop changes for itself."""
+        return [] if self._checked is None else self._checked.changed
+
+    def _tell_changed(self) -> None:
+        if self.changed and self._turns is None:
+            names = ", ".join(self.changed[:MOST_NAMED])
+            print(
+                f"labkit: the body of the loop changes {names}: each worker would have its own. job.update counts "
+                "updates; job.step(loss, name=number) keeps numbers.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
     def _tell_alone(self) -> None:
         for name in TOGETHER:
             if name in self.options:
@@ -258,6 +280,8 @@ class ScriptLoop:
         return {**self.options, "optimizer": self.optimizer, **scheduler}
 
 
+MOST_NAMED: Final = 3
+"""Variables that a line names."""
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it."""
 
@@ -345,6 +369,11 @@ class LoopLoss:
         other = self.script.start(starting=False)
         _load(other.loop.model, self.loop.model.state_dict(), self.script)
         return other
+
+    @property
+    def changed(self) -> list[str]:
+        """See `ScriptLoop.changed`."""
+        return self.loop.changed
 
     @property
     def training(self) -> dict[str, Any]:

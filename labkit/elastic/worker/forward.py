@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -205,6 +205,28 @@ def cast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
     import torch
 
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+
+
+@contextlib.contextmanager
+def without_scaler() -> Iterator[None]:
+    """Make an active gradient scaler raise ChangedError, since no server would unscale its gradients."""
+    from torch.amp import GradScaler
+
+    scale = GradScaler.scale
+
+    def refuse(scaler: Any, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise ChangedError(
+                "the loss is multiplied by a GradScaler, and no server divides by its factor; expected the loss, "
+                "and bf16, which needs no scaler."
+            )
+        return outputs
+
+    GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 class LossParts(NamedTuple):
