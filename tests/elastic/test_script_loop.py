@@ -52,6 +52,7 @@ with labkit.elastic(model, optimizer, loader, steps=40, shards=4, clip_norm=1.0,
         job.step(loss, accuracy=(out.argmax(1) == y).float().mean())
 print("after the loop", model.training, job.starting)
 torch.save(model.state_dict(), "state.pt")
+torch.save([optimizer.state_dict(), scheduler.last_epoch], "optimizer.pt")
 """
 
 
@@ -84,7 +85,8 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert alone.stdout.splitlines() == ["before the loop", "after the loop True True"]
     assert "trains alone, in this process, in batches of 1/4 of an update" in alone.stderr
     monkeypatch.chdir(tmp_path)
-    expected = torch.load("state.pt")
+    expected, optimizer = torch.load("state.pt"), str(torch.load("optimizer.pt"))
+    Path("optimizer.pt").unlink()
     training = read_training(script, seed=3)
     with training.start(workers=3, servers=2, restarts=50, save_every=10) as job:
         assert disturb(job) == "of which one was killed and one came"  # a server stands still meanwhile
@@ -94,6 +96,7 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert result.version == STEPS
     assert same(result.state_dict(), expected)
     assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
+    assert str(torch.load("optimizer.pt")) == optimizer, "and with its optimizer and scheduler"
     assert "accuracy" in result.metrics
 
 
