@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError, unknown
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.models.sizes import whole
 
@@ -146,6 +147,11 @@ class ScriptLoop:
         self._returned: Any = None
         self._checked: BodyCheck | None = None
         _check_options(options, optimizer)
+        if not hasattr(model, "named_parameters"):
+            raise InputError(
+                f"model is a {type(model).__name__}; expected a torch.nn.Module. Several are one: "
+                "torch.nn.ModuleDict({'d': d, 'g': g})."
+            )
 
     def _of_epochs(self, epochs: Any) -> int:
         batch = self.options.get("batch") or getattr(self.data, "batch_size", None) or BATCH
@@ -194,13 +200,16 @@ class ScriptLoop:
             If it is called twice for a batch, or outside the loop.
         """
         if not self._out or self._returned is not None:
-            raise InputError("job.step(loss) is called once for each batch, in the loop over the job.")
+            raise ChangedError(
+                "job.step(loss) is called once for each batch, in the loop over the job. Add up several losses; of two "
+                "optimizers in turn give a list, and the loss of number job.update % 2."
+            )
         self._returned = (loss, metrics) if weight is None else (loss, weight, metrics)
 
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""
         self.update, self.epoch = batch.step, batch.epoch
-        self._out, self._returned = True, None
+        self._out, self._returned, training = True, None, self.model.training
         if self._checked is None:
             self._checked = BodyCheck(self.model, self, self.data, getattr(self.data, "dataset", None))
             for _ in self._checked.around():
@@ -210,7 +219,13 @@ class ScriptLoop:
             yield batch.batch
         self._out = False
         if self._returned is None:
-            raise InputError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
+            raise ChangedError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
+        if self.model.training != training:
+            raise ChangedError(
+                f"the body of the loop leaves the model with training={not training} at update {self.update}: other "
+                "batches of this worker alone would be computed so. Expected "
+                f"model.train({training}) at its end; or validate=Validation(data, every=..., loss=f)."
+            )
 
     def _hosted(self, turns: Turns) -> Iterator[Any]:
         import torch

@@ -242,7 +242,7 @@ def test_the_state_of_an_optimizer_goes_in_and_comes_out(name: str) -> None:
 def test_a_hook_keeps_the_average_of_the_weights_with_the_bits_of_torch() -> None:
     """With kills: in `test_every_port_trains_through_kills`, state of optimizers is that of any other."""
 
-    def average(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+    def average(optimizer: Any, args: Any, kwargs: Any) -> None:
         for p in optimizer.param_groups[0]["params"]:
             state = optimizer.state[p]
             if "average" in state:

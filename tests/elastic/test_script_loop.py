@@ -158,6 +158,11 @@ def loop(**options: Any) -> Any:
     return labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, **{"steps": 2, **options})
 
 
+def test_two_models_of_a_loop_are_one() -> None:
+    with pytest.raises(InputError, match=r"model is a tuple; .* torch\.nn\.ModuleDict"):
+        labkit.elastic((nn.Linear(2, 1), nn.Linear(2, 1)), "sgd", torch.ones(8, 2), steps=1, lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -207,6 +212,8 @@ BODIES: dict[str, tuple[Any, str]] = {
     "trains another model": (
         lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
     ),
+    "validates in between": (lambda parts: parts["model"].eval(), "training=False at update 0.*validate=Validation"),
+    "steps twice": (lambda parts: parts["job"].step(torch.ones(())), r"once for each batch.*job\.update % 2"),
     "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
 }  # fmt: skip
 
@@ -217,7 +224,7 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
     """In a job it would do so in each worker, for each shard, without effect or with a wrong one."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    parts = {
+    parts: dict[str, Any] = {
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
         "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
@@ -226,7 +233,7 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
     what, why = BODIES[name]
     samples = torch.ones(8, 2), torch.zeros(8, 1)
     with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=2) as job:
-        bodies = iter(job)
+        bodies, parts["job"] = iter(job), job
         x, y = next(bodies)
         job.step(nn.functional.mse_loss(model(x), y))
         with pytest.raises(ChangedError, match=why):
