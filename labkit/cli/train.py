@@ -154,7 +154,7 @@ def train(
     ] = None,
     loaders: Annotated[int, typer.Option(help="Processes of each worker that load samples ahead of computing.")] = 0,
     precision: Annotated[
-        str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
+        str, typer.Option(help="Precision: float32, or bf16 or fp16 (forward pass under torch.autocast).")
     ] = "float32",
     validate_every: Annotated[
         int | None,

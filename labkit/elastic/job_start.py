@@ -174,7 +174,8 @@ def start(
         Limit of the norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`: servers wait for each other once a
         step. In asynchronous training, of the gradient of each minibatch.
     precision : str
-        "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
+        "float32"; or "bf16" or "fp16": forward pass and loss under `torch.autocast`. Parameters and updates stay
+        float32. With "fp16" each shard's loss is scaled for its backward pass, and its gradients are scaled back.
     state : mapping, optional
         A `state_dict`, loaded into the model first; names and shapes must be those of the model.
     per_shard : sequence of str

@@ -31,7 +31,7 @@ from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import Samples, check_length, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
-from labkit.elastic.protocol.program import BF16, FLOAT32, Program
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
 from labkit.elastic.server.optimizers import TORCH
 from labkit.elastic.worker.forward import (
     ForwardGuard,
@@ -51,7 +51,7 @@ REFUSE, TELL, OFF = "refuse", "tell", "off"
 """What `start(proof=...)` does about a difference; off: it does not look."""
 MOST_S: Final = 60.0
 """Longest time for a proof, in seconds."""
-TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2}
+TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2, FP16: 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""

@@ -246,7 +246,8 @@ class ScriptLoop:
         import torch
 
         from labkit.elastic.plain import plain_rounds
-        from labkit.elastic.worker.forward import parted
+        from labkit.elastic.protocol.program import FLOAT32
+        from labkit.elastic.worker.forward import cast, parted
 
         self._tell_alone()
         rounds, n_threads = plain_rounds(self.model, self.data, self.training, self.steps), torch.get_num_threads()
@@ -254,7 +255,8 @@ class ScriptLoop:
         try:
             asked = next(rounds)
             while True:
-                yield from self._body(asked)
+                with cast("cpu", self.options.get("precision", FLOAT32)):
+                    yield from self._body(asked)
                 asked = rounds.send(parted(self._returned))
         except StopIteration:
             self._over = True

@@ -267,6 +267,15 @@ def test_a_job_refuses_the_body_of_its_script_before_the_first_step(tmp_path: Pa
     assert "n changes" in " ".join(told)
 
 
+def test_a_script_alone_has_the_precision_of_its_job() -> None:
+    with loop(batch=8, precision="bf16") as job:
+        for x, y in job:
+            out = job.model(x)
+            assert out.dtype == torch.bfloat16
+            job.step(nn.functional.mse_loss(out.float(), y))
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_epochs_are_counted_in_updates() -> None:
     assert loop(steps=None, epochs=3, batch=4).steps == 6
 
