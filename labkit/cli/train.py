@@ -268,8 +268,8 @@ def _verify(
     found = verification.verify(
         verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
     )
-    seeds = [verification.hash_seeds(file, seed=seed)] if is_file(str(file)) else []
-    for finding in chain(seeds, found):
+    seeds = (verification.hash_seeds(each, seed=seed) for each in [file] if is_file(str(each)))
+    for finding in chain(found, seeds):  # what a job refuses comes first
         print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
         wrong += not finding.right
     raise typer.Exit(1 if wrong else 0)
