@@ -99,6 +99,30 @@ def test_a_training_is_verified_beside_a_plain_loop() -> None:
     assert findings[2].line.endswith(": equal bits")
 
 
+class Carries(nn.Module):
+    """Its state has the size of a shard, so it cannot compute a whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(4, 5), nn.Linear(5, 3)
+        self.register_buffer("h", torch.zeros(4, 5))
+
+    def forward(self, x: Any) -> Any:
+        self.h = self.cell(x, self.h)
+        out = self.out(self.h)
+        self.h = self.h.detach()
+        return out
+
+
+def test_a_state_of_each_shard_is_verified_with_shards_alone() -> None:
+    torch.manual_seed(0)
+    options = {"batch": 16, "shards": 4, "servers": 1, "per_shard": ("h",), "shuffle": False, "lr": 0.1}
+    findings = list(verify(VerifiedTraining(Carries(), as_dataset((X, Y)), loss, options), steps=3))
+    assert findings[0].line == "one shard: not compared: h has the size of one of 4 shards"
+    assert findings[1].line == "4 shards, in micro-batches, 3 steps of a plain loop of torch beside it: equal bits"
+    assert [finding.right for finding in findings] == [True] * 3
+
+
 SETS = """import torch
 words = {WORDS}
 order = {word: number for number, word in enumerate(words)}
