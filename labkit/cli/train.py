@@ -154,7 +154,7 @@ def train(
     ] = None,
     loaders: Annotated[int, typer.Option(help="Processes of each worker that load samples ahead of computing.")] = 0,
     precision: Annotated[
-        str, typer.Option(help="Precision: float32, or bf16 (forward pass under torch.autocast).")
+        str, typer.Option(help="Precision: float32, or bf16 or fp16 (forward pass under torch.autocast).")
     ] = "float32",
     validate_every: Annotated[
         int | None,
@@ -268,8 +268,8 @@ def _verify(
     found = verification.verify(
         verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
     )
-    seeds = [verification.hash_seeds(file, seed=seed)] if is_file(str(file)) else []
-    for finding in chain(seeds, found):
+    seeds = (verification.hash_seeds(each, seed=seed) for each in [file] if is_file(str(each)))
+    for finding in chain(found, seeds):  # what a job refuses comes first
         print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
         wrong += not finding.right
     raise typer.Exit(1 if wrong else 0)

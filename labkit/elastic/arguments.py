@@ -17,7 +17,7 @@ from labkit.elastic.models.sizes import whole
 from labkit.elastic.process.limits import check_choice
 from labkit.elastic.proof import OFF, REFUSE, TELL
 from labkit.elastic.protocol.blocks import BLOCKS, MOST_BLOCKS, TENSOR, Layout
-from labkit.elastic.protocol.program import BF16, FLOAT32
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16
 from labkit.elastic.server.optimizers import OPTIMIZERS, OWN, OwnUpdate, optimizer
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.transport import Lease
@@ -93,12 +93,12 @@ def check_words(
     """Raise InputError for an unknown value of `on_nan`, `resume`, `partition`, `precision` or `proof`."""
     if precision == "float64":
         raise InputError(
-            "precision is 'float64'; expected 'float32' or 'bf16': frames, shared memory, update kernels and "
+            "precision is 'float64'; expected 'float32', 'bf16' or 'fp16': frames, shared memory, update kernels and "
             "checkpoints have numbers of four bytes. model.float(), and data of float32."
         )
     for name, value, known in (
         ("on_nan", on_nan, (STOP, CONTINUE)), ("resume", resume, (EXACT, ANYWAY)),
-        ("partition", partition, (BLOCKS, TENSOR)), ("precision", precision, (FLOAT32, BF16)),
+        ("partition", partition, (BLOCKS, TENSOR)), ("precision", precision, (FLOAT32, BF16, FP16)),
         ("proof", proof, (REFUSE, TELL, OFF)),
     ):  # fmt: skip
         if value not in known:

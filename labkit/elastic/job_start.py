@@ -45,6 +45,7 @@ from labkit.elastic.protocol.blocks import BLOCKS, Layout, Vector, layout, pack,
 from labkit.elastic.protocol.program import (
     FLOAT32,
     SPEC,
+    UPDATE,
     Program,
     Spec,
     check_model,
@@ -66,7 +67,7 @@ from labkit.elastic.protocol.sites import (
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate
-from labkit.elastic.server.torch_optimizers import recipes
+from labkit.elastic.server.torch_optimizers import TorchUpdates, recipes
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import Scheme, TransportError, new_token, private_folder
@@ -173,7 +174,8 @@ def start(
         Limit of the norm of the whole gradient, as `torch.nn.utils.clip_grad_norm_`: servers wait for each other once a
         step. In asynchronous training, of the gradient of each minibatch.
     precision : str
-        "float32"; or "bf16": forward pass and loss under `torch.autocast`. Parameters and updates stay float32.
+        "float32"; or "bf16" or "fp16": forward pass and loss under `torch.autocast`. Parameters and updates stay
+        float32. With "fp16" each shard's loss is scaled for its backward pass, and its gradients are scaled back.
     state : mapping, optional
         A `state_dict`, loaded into the model first; names and shapes must be those of the model.
     per_shard : sequence of str
@@ -460,6 +462,8 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
     training, unless `anyway`; or the program would train another model in its processes.
     """
     differs = check_resume(home, spec, anyway=anyway)
+    if rule.torch is not None and (home / UPDATE).exists() and spec.checkpoints(home).steps() not in ([], [0]):
+        _check_before(home, rule.torch)
     notices: list[str] = []
 
     def check(pickled: Path) -> None:
@@ -471,8 +475,19 @@ def fill(home: Path, program: Program, rule: UpdateRule, spec: Spec, config: Job
         rule.save(home)
     _set_aside(home)
     spec.save(home)
-    _save_first(spec, home, pack(program.model, spec.layout))
+    _save_first(spec, home, pack(program.model, spec.layout), rule)
     replace(config, differs=differs, notices=notices).save(home)
+
+
+def _check_before(home: Path, updates: TorchUpdates) -> None:
+    """Raise InputError if optimizers come with more updates than they had where the training of a folder began."""
+    earlier = UpdateRule.load(home).torch
+    now, then = (0 if each is None else each.n_before for each in (updates, earlier))
+    if now != then:
+        raise InputError(
+            f"the optimizer has made {now} updates before the job, and {then} where the training in {home} began; its "
+            "checkpoints have the state of the optimizer. Give it as it was there, or another folder."
+        )
 
 
 def _about_size(n_bytes: int) -> list[str]:
@@ -496,17 +511,21 @@ def _set_aside(folder: Path) -> None:
         (folder / EVENTS).rename(folder / f"{n}-{EVENTS}")
 
 
-def _save_first(spec: Spec, folder: Path, vector: Vector) -> None:
+def _save_first(spec: Spec, folder: Path, vector: Vector, rule: UpdateRule) -> None:
     """Write the checkpoint of step 0, unless the folder has a checkpoint of a later step."""
     checkpoints = spec.checkpoints(folder)
     if checkpoints.steps() == [0]:  # of a job that has not trained: the new model replaces it
         checkpoints.set_aside(0)
     if checkpoints.steps():
         return
+    cut = spec.layout
     blocks = [
         Block(number=number, params=part, state=checkpoints.optimizer.init(len(part)))
-        for number, part in enumerate(spec.layout.blocks(vector))
+        for number, part in enumerate(cut.blocks(vector))
     ]
+    if rule.torch is not None:
+        for block, (first, _) in zip(blocks, cut.extents, strict=True):
+            rule.torch.first_state(cut.of_block(block.number), first, block.state)
     checkpoints.save(0, {"launcher": blocks})
 
 

@@ -115,7 +115,9 @@ class OwnTraining:
         return sent if isinstance(sent, cls) else _of_loop(sent.program().loss)
 
     def finish(self, result: Result) -> None:
-        """Let a script with a loop of its own go on after it, with the trained model; of other files nothing is left.
+        """Let a script with a loop of its own go on after it, with the trained model, its optimizer and scheduler.
+
+        Of other files nothing is left.
 
         Raises
         ------
@@ -123,6 +125,8 @@ class OwnTraining:
             If it raises: where.
         """
         if isinstance(self.loss, LoopLoss):
+            if not isinstance(self.optimizer, str):
+                result.load_optimizer(self.optimizer, self.scheduler)
             self.loss.finish(result.state_dict())
 
 

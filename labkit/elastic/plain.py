@@ -14,7 +14,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
 from labkit.elastic.server.optimizers import OwnUpdate, optimizer
-from labkit.elastic.worker.forward import LossParts, cast, checked, clock_of, parted
+from labkit.elastic.worker.forward import LossParts, backward, cast, checked, clock_of, parted
 
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it, as in `labkit.elastic.start`."""
@@ -66,7 +66,11 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
             buffers.begin(leaf)
             seed_all(hash((seed, step, leaf)) & 0x7FFFFFFF)
             parts = yield MicroBatch(program.batch(samples.of(step, leaf)), step, spec.epoch_of(step))
-            checked(parts.loss).backward()  # type: ignore[no-untyped-call]
+            backward(
+                checked(parts.loss),
+                lambda: [p.grad for p in params if p.grad is not None],
+                precision=options.get("precision", FLOAT32),
+            )
             weight = 1.0 if parts.weight is None else parts.weight
             rows.append([float(parts.loss.detach()), weight, *map(_dense, params)])
             buffers.end(leaf)

@@ -31,9 +31,18 @@ from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import Samples, check_length, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
-from labkit.elastic.protocol.program import BF16, FLOAT32, Program
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
 from labkit.elastic.server.optimizers import TORCH
-from labkit.elastic.worker.forward import ForwardGuard, LossParts, SampleLoss, cast, checked, clock_of, parted
+from labkit.elastic.worker.forward import (
+    ForwardGuard,
+    LossParts,
+    SampleLoss,
+    cast,
+    checked,
+    clock_of,
+    parted,
+    without_scaler,
+)
 
 if TYPE_CHECKING:
     from labkit.elastic.protocol.program import Spec
@@ -42,7 +51,7 @@ REFUSE, TELL, OFF = "refuse", "tell", "off"
 """What `start(proof=...)` does about a difference; off: it does not look."""
 MOST_S: Final = 60.0
 """Longest time for a proof, in seconds."""
-TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2}
+TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2, FP16: 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
@@ -175,6 +184,7 @@ class _Checks:
             _set_buffers(program.model, buffers)
             rows.append(_backward(program, partial(loss, samples, place)))
         self._changing = [name for name, value in _attributes(program).items() if before.get(name, value) != value]
+        self._changing += getattr(program.loss, "changed", ())  # by the body of a script's loop
         check_length(program.data, self._spec.n_samples)
         _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
@@ -304,7 +314,7 @@ class _Checks:
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision), same_rows() as rows, _without_scaler():
+        with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         self._halves |= rows.has_halves
         return parts._replace(loss=checked(parts.loss))
@@ -367,28 +377,6 @@ def _check_aliases(model: Any) -> None:
                     f"{key} of {name or 'the model'} is a tensor in the memory of parameter '{owners[memory(value)]}': "
                     "workers would have a copy that stays as it is. Take the parameter itself in forward."
                 )
-
-
-@contextlib.contextmanager
-def _without_scaler() -> Iterator[None]:
-    """Make an active gradient scaler raise ChangedError, since no server would unscale its gradients."""
-    from torch.amp import GradScaler
-
-    scale = GradScaler.scale
-
-    def refuse(scaler: Any, outputs: Any) -> Any:
-        if scaler.is_enabled():
-            raise ChangedError(
-                "the loss is multiplied by a GradScaler, and no server divides by its factor; expected the loss, "
-                "and bf16, which needs no scaler."
-            )
-        return outputs
-
-    GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 def _set_buffers(model: Any, kept: Mapping[str, Any]) -> None:

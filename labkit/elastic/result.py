@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from labkit.core.errors import InputError
 from labkit.elastic.checkpoint.resume import best_of, losses_before
 from labkit.elastic.controller.job_files import records
 from labkit.elastic.job_logs import last_text
 from labkit.elastic.protocol.blocks import unpack
 from labkit.elastic.protocol.program import Spec
+from labkit.elastic.server.optimizers import TORCH
+from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import ShardService
 
 if TYPE_CHECKING:
@@ -72,10 +75,33 @@ class Result:
         self.best = best_of(folder, spec, model)
         vector = np.concatenate([saved.blocks[number].params for number in sorted(saved.blocks)])
         unpack(vector, self.model, spec.layout)
+        self._cut = spec.layout
+        self._updates = UpdateRule.load(folder).torch if spec.optimizer == TORCH else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and buffers of the trained model by name, as copies; `start(state=...)` takes them."""
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def load_optimizer(self, optimizer: Any, scheduler: Any = None) -> None:
+        """Give an optimizer of torch over the model's parameters, and its scheduler, what they have after the job.
+
+        Then `optimizer.state_dict()` is that of a loop of torch, and `start(optimizer=...)` goes on with it. Of several
+        in turn, give both as lists.
+
+        Raises
+        ------
+        InputError
+            If the job had no optimizer of torch, or not as many.
+        """
+        from labkit.elastic.server.torch_optimizers import load_optimizers
+
+        if self._updates is None:
+            raise InputError("the job had no optimizer of torch; expected one that was given to it.")
+        optimizers, schedulers = (
+            list(given) if isinstance(given, list | tuple) else [given] * (given is not None)
+            for given in (optimizer, scheduler)
+        )
+        load_optimizers(optimizers, schedulers, self._updates, self.model, self._cut, self.blocks, self.version)
 
     @property
     def losses(self) -> list[float]:

@@ -22,6 +22,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError, unknown
+from labkit.elastic.errors import ChangedError
+from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.models.sizes import whole
 
 if TYPE_CHECKING:
@@ -143,7 +145,13 @@ class ScriptLoop:
         self.starting: bool = getattr(_THREAD, "starting", True)
         self._begun = self._over = self._out = False
         self._returned: Any = None
+        self._checked: BodyCheck | None = None
         _check_options(options, optimizer)
+        if not hasattr(model, "named_parameters"):
+            raise InputError(
+                f"model is a {type(model).__name__}; expected a torch.nn.Module. Several are one: "
+                "torch.nn.ModuleDict({'d': d, 'g': g})."
+            )
 
     def _of_epochs(self, epochs: Any) -> int:
         batch = self.options.get("batch") or getattr(self.data, "batch_size", None) or BATCH
@@ -192,17 +200,32 @@ class ScriptLoop:
             If it is called twice for a batch, or outside the loop.
         """
         if not self._out or self._returned is not None:
-            raise InputError("job.step(loss) is called once for each batch, in the loop over the job.")
+            raise ChangedError(
+                "job.step(loss) is called once for each batch, in the loop over the job. Add up several losses; of two "
+                "optimizers in turn give a list, and the loss of number job.update % 2."
+            )
         self._returned = (loss, metrics) if weight is None else (loss, weight, metrics)
 
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""
         self.update, self.epoch = batch.step, batch.epoch
-        self._out, self._returned = True, None
-        yield batch.batch
+        self._out, self._returned, training = True, None, self.model.training
+        if self._checked is None:
+            self._checked = BodyCheck(self.model, self, self.data, getattr(self.data, "dataset", None))
+            for _ in self._checked.around():
+                yield batch.batch
+            self._tell_changed()
+        else:
+            yield batch.batch
         self._out = False
         if self._returned is None:
-            raise InputError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
+            raise ChangedError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
+        if self.model.training != training:
+            raise ChangedError(
+                f"the body of the loop leaves the model with training={not training} at update {self.update}: other "
+                "batches of this worker alone would be computed so. Expected "
+                f"model.train({training}) at its end; or validate=Validation(data, every=..., loss=f)."
+            )
 
     def _hosted(self, turns: Turns) -> Iterator[Any]:
         import torch
@@ -223,7 +246,8 @@ class ScriptLoop:
         import torch
 
         from labkit.elastic.plain import plain_rounds
-        from labkit.elastic.worker.forward import parted
+        from labkit.elastic.protocol.program import FLOAT32
+        from labkit.elastic.worker.forward import cast, parted
 
         self._tell_alone()
         rounds, n_threads = plain_rounds(self.model, self.data, self.training, self.steps), torch.get_num_threads()
@@ -231,12 +255,27 @@ class ScriptLoop:
         try:
             asked = next(rounds)
             while True:
-                yield from self._body(asked)
+                with cast("cpu", self.options.get("precision", FLOAT32)):
+                    yield from self._body(asked)
                 asked = rounds.send(parted(self._returned))
         except StopIteration:
             self._over = True
         finally:
             torch.set_num_threads(n_threads)
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of variables that the body of the loop changes for itself."""
+        return [] if self._checked is None else self._checked.changed
+
+    def _tell_changed(self) -> None:
+        if self.changed and self._turns is None:
+            names = ", ".join(self.changed[:MOST_NAMED])
+            print(
+                f"labkit: the body of the loop changes {names}: each worker would have its own. job.update counts "
+                "updates; job.step(loss, name=number) keeps numbers.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
     def _tell_alone(self) -> None:
         for name in TOGETHER:
@@ -258,6 +297,8 @@ class ScriptLoop:
         return {**self.options, "optimizer": self.optimizer, **scheduler}
 
 
+MOST_NAMED: Final = 3
+"""Variables that a line names."""
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it."""
 
@@ -345,6 +386,11 @@ class LoopLoss:
         other = self.script.start(starting=False)
         _load(other.loop.model, self.loop.model.state_dict(), self.script)
         return other
+
+    @property
+    def changed(self) -> list[str]:
+        """See `ScriptLoop.changed`."""
+        return self.loop.changed
 
     @property
     def training(self) -> dict[str, Any]:

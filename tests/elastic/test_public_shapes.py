@@ -10,6 +10,7 @@ import re
 import threading
 from collections import namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.utils.data import (
 )
 
 from labkit.core.errors import LabkitError
-from labkit.elastic import start
+from labkit.elastic import start, train
 from labkit.elastic.data import as_dataset
 from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import Program, Spec
@@ -475,6 +476,11 @@ EQUAL: dict[str, Callable[[], Case]] = {
         net(nn.Tanh()),
         loss=lambda m, b: F.cross_entropy(torch.utils.checkpoint.checkpoint(m, b[0], use_reentrant=False), b[1]),
     ),
+    "channels last": lambda: case(
+        nn.Sequential(nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(3, 4, (2, 1)), nn.Flatten(), nn.Linear(4, 2)).to(
+            memory_format=torch.channels_last
+        )
+    ),
     "torch.compile": lambda: case(torch.compile(net(), backend="eager")),
 }
 REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
@@ -557,6 +563,17 @@ def test_a_script_trains_as_its_author_meant(name: str) -> None:
     one, three = (job(EQUAL[name], workers=n) for n in (1, 3))
     assert apart(one, *by_author(EQUAL[name])) <= CLOSE
     assert one.digest == three.digest
+
+
+def test_a_stream_goes_on_where_a_checkpoint_has_it(tmp_path: Path) -> None:
+    straight = job(EQUAL["a stream"], workers=1)
+    torch.manual_seed(0)
+    model, data, loss, options = EQUAL["a stream"]()
+    options = {**options, "servers": 2, "shards": 4, "folder": tmp_path}
+    train(model, data, loss, steps=7, workers=1, **options)
+    torch.manual_seed(0)
+    model, data, loss, _ = EQUAL["a stream"]()
+    assert train(model, data, loss, steps=STEPS, workers=2, **options).digest == straight.digest
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -99,6 +99,30 @@ def test_a_training_is_verified_beside_a_plain_loop() -> None:
     assert findings[2].line.endswith(": equal bits")
 
 
+class Carries(nn.Module):
+    """Its state has the size of a shard, so it cannot compute a whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(4, 5), nn.Linear(5, 3)
+        self.register_buffer("h", torch.zeros(4, 5))
+
+    def forward(self, x: Any) -> Any:
+        self.h = self.cell(x, self.h)
+        out = self.out(self.h)
+        self.h = self.h.detach()
+        return out
+
+
+def test_a_state_of_each_shard_is_verified_with_shards_alone() -> None:
+    torch.manual_seed(0)
+    options = {"batch": 16, "shards": 4, "servers": 1, "per_shard": ("h",), "shuffle": False, "lr": 0.1}
+    findings = list(verify(VerifiedTraining(Carries(), as_dataset((X, Y)), loss, options), steps=3))
+    assert findings[0].line == "one shard: not compared: h has the size of one of 4 shards"
+    assert findings[1].line == "4 shards, in micro-batches, 3 steps of a plain loop of torch beside it: equal bits"
+    assert [finding.right for finding in findings] == [True] * 3
+
+
 SETS = """import torch
 words = {WORDS}
 order = {word: number for number, word in enumerate(words)}
@@ -200,15 +224,86 @@ def test_an_optimizer_that_servers_cannot_step_is_refused_with_why(make: Any, wh
     assert "\n" not in str(refused.value)
 
 
-def test_an_optimizer_that_has_stepped_and_two_with_one_parameter_are_refused() -> None:
+def test_two_optimizers_with_one_parameter_are_refused() -> None:
     model = net()
-    used = torch.optim.Adam(model.parameters())
-    model(X).sum().backward()
-    used.step()
-    with pytest.raises(InputError, match="has made updates already"):
-        recipes(used, model)
     with pytest.raises(InputError, match=r"two optimizers have '0\.weight'"):
         recipes([torch.optim.SGD(model[0].parameters()), torch.optim.SGD([model[0].weight])], model)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "adafactor", "asgd"])
+def test_the_state_of_an_optimizer_goes_in_and_comes_out(name: str) -> None:
+    """Three steps in a loop, three in a job, three in a loop: the bits of nine in a loop."""
+
+    def loop(model: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            rows = slice(step * 16 % 64, step * 16 % 64 + 16)
+            loss(model, (X[rows], Y[rows])).backward()
+            optimizer.step(), scheduler.step()
+
+    def made() -> tuple[nn.Module, Any, Any]:
+        model = net()
+        optimizer = TORCH[name](model.parameters())
+        return model, optimizer, lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    expected, own = made(), made()
+    loop(*expected, range(9))
+    loop(*own, range(3))
+    model, optimizer, scheduler = own
+    samples = as_dataset((X.roll(16, 0), Y.roll(16, 0)))  # the fourth batch is the first
+    result = train(
+        model, samples, loss, optimizer=optimizer, scheduler=scheduler, steps=3, batch=16, shuffle=False, shards=1,
+        workers=1, servers=2,
+    )  # fmt: skip
+    result.load_optimizer(optimizer, scheduler)
+    loop(model, optimizer, scheduler, range(6, 9))
+    for a, b in zip(own[0].parameters(), expected[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert str(optimizer.state_dict()) == str(expected[1].state_dict())
+    assert scheduler.state_dict()["last_epoch"] == 9
+
+
+def test_a_hook_keeps_the_average_of_the_weights_with_the_bits_of_torch() -> None:
+    """With kills: in `test_every_port_trains_through_kills`, state of optimizers is that of any other."""
+
+    def average(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            state = optimizer.state[p]
+            if "average" in state:
+                state["average"].lerp_(p.detach(), 1 - 0.9)
+            else:
+                state["average"] = p.detach().clone()
+
+    model, plain = net(), net()
+    optimizer, own = (torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, plain))
+    optimizer.register_step_post_hook(average)
+    swa = torch.optim.swa_utils
+    averaged = swa.AveragedModel(plain, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
+    for step in range(8):
+        own.zero_grad()
+        rows = slice(step * 16 % 64, step * 16 % 64 + 16)
+        loss(plain, (X[rows], Y[rows])).backward()
+        own.step()
+        averaged.update_parameters(plain)
+    result = train(
+        model, as_dataset((X, Y)), loss, optimizer=optimizer, steps=8, batch=16, shuffle=False, shards=1, workers=2
+    )
+    result.load_optimizer(optimizer)
+    for p, expected in zip(model.parameters(), averaged.module.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["average"], expected)
+
+
+def test_a_folder_has_the_state_of_its_optimizer_once(tmp_path: Path) -> None:
+    model = net()
+    optimizer = TORCH["adam"](model.parameters())
+    options = {"optimizer": optimizer, "batch": 16, "workers": 1, "servers": 1, "folder": tmp_path}
+    result = train(model, as_dataset((X, Y)), loss, steps=2, **options)
+    train(model, as_dataset((X, Y)), loss, steps=3, **options)
+    result.load_optimizer(optimizer)
+    with pytest.raises(InputError, match=r"made 2 updates before the job, and 0 where the training in .* began"):
+        train(model, as_dataset((X, Y)), loss, steps=4, **options)
+    with pytest.raises(InputError, match=r"2 optimizers; expected 1"):
+        result.load_optimizer([optimizer, optimizer])
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {

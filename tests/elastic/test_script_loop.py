@@ -17,6 +17,7 @@ import labkit
 from benchmarks.ports.faults import disturbed
 from labkit.core.errors import InputError
 from labkit.elastic import JobError
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
 from labkit.testbed.run.own_scripts import training_from
@@ -51,6 +52,7 @@ with labkit.elastic(model, optimizer, loader, steps=40, shards=4, clip_norm=1.0,
         job.step(loss, accuracy=(out.argmax(1) == y).float().mean())
 print("after the loop", model.training, job.starting)
 torch.save(model.state_dict(), "state.pt")
+torch.save([optimizer.state_dict(), scheduler.last_epoch], "optimizer.pt")
 """
 
 
@@ -83,7 +85,8 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert alone.stdout.splitlines() == ["before the loop", "after the loop True True"]
     assert "trains alone, in this process, in batches of 1/4 of an update" in alone.stderr
     monkeypatch.chdir(tmp_path)
-    expected = torch.load("state.pt")
+    expected, optimizer = torch.load("state.pt"), str(torch.load("optimizer.pt"))
+    Path("optimizer.pt").unlink()
     training = read_training(script, seed=3)
     with training.start(workers=3, servers=2, restarts=50, save_every=10) as job:
         assert disturb(job) == "of which one was killed and one came"  # a server stands still meanwhile
@@ -93,6 +96,7 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert result.version == STEPS
     assert same(result.state_dict(), expected)
     assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
+    assert str(torch.load("optimizer.pt")) == optimizer, "and with its optimizer and scheduler"
     assert "accuracy" in result.metrics
 
 
@@ -154,6 +158,11 @@ def loop(**options: Any) -> Any:
     return labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, **{"steps": 2, **options})
 
 
+def test_two_models_of_a_loop_are_one() -> None:
+    with pytest.raises(InputError, match=r"model is a tuple; .* torch\.nn\.ModuleDict"):
+        labkit.elastic((nn.Linear(2, 1), nn.Linear(2, 1)), "sgd", torch.ones(8, 2), steps=1, lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -177,6 +186,94 @@ def test_a_loop_that_is_used_wrongly_is_refused_at_its_line() -> None:
         job.step(torch.zeros(()))
     with pytest.raises(InputError, match="validate= needs processes"), loop(batch=8, validate=1) as other:
         next(iter(other))
+
+
+def clips(parts: dict[str, Any]) -> None:
+    nn.utils.clip_grad_norm_(parts["model"].parameters(), 1.0)
+
+
+def averages(parts: dict[str, Any]) -> None:
+    parts["average"].update_parameters(parts["model"])
+
+
+def averages_by_hand(parts: dict[str, Any]) -> None:
+    for name, p in parts["model"].named_parameters():
+        parts["shadow"][name] = 0.9 * parts["shadow"][name] + 0.1 * p.detach()
+
+
+BODIES: dict[str, tuple[Any, str]] = {
+    "clips": (clips, r"uses gradients of the model \(.*norm.*clip_norm="),
+    "steps": (lambda parts: parts["optimizer"].step(), "uses gradients of the model.*optimizer.step and"),
+    "computes gradients": (lambda parts: parts["model"](torch.ones(1, 2)).sum().backward(), "computes a gradient of"),
+    "steps a scheduler": (lambda parts: parts["scheduler"].step(), r"changes .*\['lr'\] \(0.1, then 0.05\): servers"),
+    "sets a rate": (lambda parts: parts["optimizer"].param_groups[0].update(lr=0.3), r"'lr'\] \(0.1, then 0.3\)"),
+    "averages weights": (averages, "changes parts.*average.*module.weight.*each worker would have its own"),
+    "averages weights by hand": (averages_by_hand, r"changes .*\['shadow'\]\['weight'\].*in a hook"),
+    "trains another model": (
+        lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
+    ),
+    "validates in between": (lambda parts: parts["model"].eval(), "training=False at update 0.*validate=Validation"),
+    "steps twice": (lambda parts: parts["job"].step(torch.ones(())), r"once for each batch.*job\.update % 2"),
+    "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
+    """In a job it would do so in each worker, for each shard, without effect or with a wrong one."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts: dict[str, Any] = {
+        "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
+        "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "scaler": torch.amp.GradScaler("cpu"),
+    }  # fmt: skip
+    what, why = BODIES[name]
+    samples = torch.ones(8, 2), torch.zeros(8, 1)
+    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=2) as job:
+        bodies, parts["job"] = iter(job), job
+        x, y = next(bodies)
+        job.step(nn.functional.mse_loss(model(x), y))
+        with pytest.raises(ChangedError, match=why):
+            what(parts), next(bodies)
+
+
+def test_a_body_may_clear_gradients_and_what_it_counts_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 1)
+    optimizer, total, seen = torch.optim.SGD(model.parameters(), lr=0.1), 0.0, torch.zeros(())
+    samples = torch.ones(8, 2), torch.zeros(8, 1)
+    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=2) as job:
+        for x, y in job:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            job.step(loss)
+            total += loss.item()
+            seen += len(x)
+    assert (
+        capsys.readouterr().err.count("the body of the loop changes total, seen: each worker would have its own") == 1
+    )
+
+
+def test_a_job_refuses_the_body_of_its_script_before_the_first_step(tmp_path: Path) -> None:
+    step = "job.step(loss, accuracy=(out.argmax(1) == y).float().mean())"
+    own = read_training(write(tmp_path, SCRIPT.replace(step, f"{step}; optimizer.param_groups[0]['lr'] = 1.0")), seed=3)
+    with pytest.raises(InputError, match=r"changes optimizer.param_groups\[0\]\['lr'\] \(0.01, then 1.0\)"):
+        own.start(workers=1, servers=1)
+    count = SCRIPT.replace(step, f"{step}; n += 1").replace("with labkit", "n = 0\nwith labkit")
+    with read_training(write(tmp_path, count), seed=3).start(workers=1, servers=1, steps=1) as job:
+        told = [event["what"] for event in job.wait().events if event["event"] == "told"]
+    assert "n changes" in " ".join(told)
+
+
+def test_a_script_alone_has_the_precision_of_its_job() -> None:
+    with loop(batch=8, precision="bf16") as job:
+        for x, y in job:
+            out = job.model(x)
+            assert out.dtype == torch.bfloat16
+            job.step(nn.functional.mse_loss(out.float(), y))
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_epochs_are_counted_in_updates() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from labkit.core.errors import InputError
-from labkit.elastic import JobError, OwnUpdate, start
+from labkit.elastic import JobError, OwnUpdate, start, train
 from labkit.elastic.protocol.blocks import pack
 from labkit.elastic.protocol.summation_tree import Node, halves
 from labkit.elastic.result import Result
@@ -175,8 +176,8 @@ def wider(params: Any, gradient: Any, state: Any, *, lr: float, step: int) -> An
         ({"schedule": lambda step: 1 / step}, r"schedule\(0\) raised ZeroDivisionError"),
         ({"schedule": 0.1}, r"schedule is 0\.1; expected a function of the step"),
         ({"clip_value": 0}, "clip_value is 0; expected a number above 0"),
-        ({"precision": "float64"}, "precision is 'float64'; expected 'float32' or 'bf16'"),
-        ({"precision": "fp16"}, "precision is 'fp16'; expected"),
+        ({"precision": "float64"}, "precision is 'float64'; expected 'float32', 'bf16' or 'fp16'"),
+        ({"precision": "fp8"}, "precision is 'fp8'; expected"),
         ({"state": {}}, "state has no '0.weight'"),
         ({"state": {f"module.{k}": v for k, v in net().state_dict().items()}}, r"cut 'module\.' off the names"),
         ({"state": net().state_dict() | {"more": X}}, "state has 'more', which the model has not"),
@@ -216,6 +217,50 @@ def test_bf16_computes_in_bfloat16_and_gives_the_same_bits_with_any_number_of_wo
     assert len(digests) == 1
     assert seen == [{"is_bf16": 1.0}] * 8
     assert {p.dtype for p in found.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("large", [1.0, 3e4])
+def test_fp16_has_the_bits_of_a_gradient_scaler_and_halves_its_scale_where_it_must(large: float) -> None:
+    """Where gradients are infinite, torch would skip the update and try with half the scale at the next one."""
+
+    def scaled(model: nn.Module, batch: Any) -> Any:
+        out = model(batch[0])
+        return nn.functional.mse_loss(out.float() * large, batch[1]), {"is_fp16": float(out.dtype == torch.float16)}
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    x, y = torch.randn(64, 4), torch.randn(64, 2)
+    own, n_threads = copy.deepcopy(model), torch.get_num_threads()
+    torch.set_num_threads(1)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1 / large**2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, backoff_factor=0.5)
+    for step in range(4):
+        rows = slice(step * 16, step * 16 + 16)
+        done = False
+        while not done:  # until the scale is small enough
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                value, _ = scaled(own, (x[rows], y[rows]))
+            scaler.scale(value).backward()
+            before = scaler.get_scale()
+            scaler.step(optimizer), scaler.update()
+            done = scaler.get_scale() == before
+    torch.set_num_threads(n_threads)
+    assert (scaler.get_scale() < 2.0**16) == (large > 1)
+    options: dict[str, Any] = {"steps": 4, "batch": 16, "shuffle": False, "servers": 1, "precision": "fp16"}
+    options |= {"lr": 0.1 / large**2, "state": copy.deepcopy(model.state_dict())}
+    results = [
+        train(model, TensorDataset(x, y), scaled, shards=shards, workers=workers, **options)
+        for shards, workers in ((1, 1), (4, 1), (4, 3))
+    ]
+    assert results[1].digest == results[2].digest
+    with_events = [event["values"] for event in results[0].events if event["event"] == "metrics"]
+    assert with_events == [{"is_fp16": 1.0}] * 4
+    trained = results[0].blocks
+    assert np.allclose(
+        np.concatenate([trained[number].params for number in sorted(trained)]),
+        torch.cat([p.detach().ravel() for p in own.parameters()]).numpy(), rtol=0, atol=1e-6,
+    )  # fmt: skip
 
 
 def test_own_updates_that_move_zeros_use_all_pages() -> None:

@@ -99,7 +99,7 @@ class WorkerMember(MemberProcess):
         lender = SharedRegions() if spec.sync and spec.scheme == Scheme.SHM else None
         flat = FlatModel(
             self.program.model, device=self.device, lender=lender, cut=spec.layout,
-            on_untouched=None if spec.optimizer == TORCH else self._tell_untouched,
+            on_untouched=None if spec.optimizer == TORCH else self._tell_untouched, precision=spec.precision,
         )  # fmt: skip
         common: dict[str, Any] = {
             "extents": [(first, n) for first, n in spec.extents], "channel_of": self._channel,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from labkit.elastic.checkpoint.store import Checkpoints
 
 FILE = "program.pickle"
-FLOAT32, BF16 = "float32", "bf16"
+FLOAT32, BF16, FP16 = "float32", "bf16", "fp16"
 """Precision of the forward pass."""
 
 
@@ -292,7 +292,7 @@ class Spec(Struct):
     has_rule: bool = False
     """Whether updates have a schedule, a limit of gradients, or are a function of one's own: the file `UPDATE`."""
     precision: Text = FLOAT32
-    """"float32", or "bf16": the forward pass under `torch.autocast`."""
+    """"float32", or "bf16" or "fp16": the forward pass under `torch.autocast`."""
     n_buffers: Count = 0
     """How many of `params`, at the end, are buffers that the forward pass changes."""
     per_shard: tuple[Text, ...] = ()

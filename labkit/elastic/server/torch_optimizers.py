@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -92,6 +92,10 @@ class Recipe:
     """Names of what is the number of updates, with its type: it is not kept."""
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What it remembers before the first update, by parameter; tensors of one number, expanded."""
+    first: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What it remembers of updates before the job, by parameter: the first checkpoint has it."""
+    before: dict[str, int] = field(default_factory=dict)
+    """How many these were, by parameter."""
 
     def over(self, params: Mapping[str, Any], options: Groups) -> Optimizer:
         """Return the optimizer over some of its parameters, by name; it remembers nothing."""
@@ -105,10 +109,19 @@ class Recipe:
             for given, names in zip(options, self.groups, strict=True)
         ]
         chosen.param_groups = [group for group in groups if group["params"]]
-        for name, first in self.begun.items():
-            if name in params:
-                chosen.state[params[name]].update({key: _own(value) for key, value in first.items()})
+        self.remember(chosen, params, self.begun)
         return chosen  # type: ignore[no-any-return]
+
+    @staticmethod
+    def remember(optimizer: Any, params: Mapping[str, Any], state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add to what an optimizer remembers of its parameters copies of a state by their names."""
+        for name, values in state.items():
+            if name in params:
+                optimizer.state[params[name]].update({key: _own(value) for key, value in values.items()})
+
+    def done(self, name: str, step: int, *, turn: int, n: int, skipped: int) -> int:
+        """Return how often a parameter was updated when updates up to `step` are done, of `n` optimizers in turn."""
+        return (step + n - 1 - turn) // n - skipped + self.before.get(name, 0)
 
     def remembered(self, name: str, parts: Mapping[str, Vector], done: int) -> dict[str, Any]:
         """Return the optimizer's state of a parameter after `done` updates, from the vectors of its block."""
@@ -142,6 +155,27 @@ class TorchUpdates:
         names = {name for recipe in self.recipes for kept in recipe.kept.values() for name in kept}
         return TorchOptimizer(tuple(recipe.kind.__name__ for recipe in self.recipes), tuple(sorted(names)))
 
+    @property
+    def n_before(self) -> int:
+        """Most updates that were made of a parameter before the job."""
+        return max((n for recipe in self.recipes for n in recipe.before.values()), default=0)
+
+    @property
+    def sent(self) -> TorchUpdates:
+        """What servers need of it: what optimizers remember is in the blocks."""
+        return replace(self, recipes=tuple(replace(recipe, first={}) for recipe in self.recipes))
+
+    def first_state(self, params: Sequence[Param], first: int, state: dict[str, Vector]) -> dict[str, Vector]:
+        """Write what optimizers remember of updates before the job into the vectors of a block, and return these.
+
+        The block begins at number `first` of the flat vector.
+        """
+        for recipe in self.recipes:
+            for p in params:
+                for key, kept in recipe.kept.get(p.name, {}).items() if p.name in recipe.first else ():
+                    kept.write(recipe.first[p.name][key], state[key][p.first - first : p.first - first + p.n])
+        return state
+
     def of_block(self, params: Sequence[Param], first: int, rates: Rates) -> BlockUpdates:
         """Return the updates of a block that begins at number `first` of the flat vector."""
         places = [(p, p.first - first) for p in params]
@@ -172,6 +206,11 @@ class Rates:
             if n not in self._groups_at:
                 self._advance(n)
             return self._groups_at[n]
+
+    def schedulers_at(self, step: int) -> list[Any]:
+        """Return the schedulers as they are at update number `step`, from 1."""
+        self.at(step)
+        return self._schedulers
 
     def _advance(self, n: int) -> None:
         import pickle
@@ -227,7 +266,8 @@ class BlockUpdates:
         chosen = recipe.over(params, self._rates.at(step)[turn])
         parts = {p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places}
         for p, first in places:
-            if done := (step - 1) // len(self._recipes) - counts.get(SKIPPED + first, 0):
+            skipped = counts.get(SKIPPED + first, 0)
+            if done := recipe.done(p.name, step - 1, turn=turn, n=len(self._recipes), skipped=skipped):
                 chosen.state[params[p.name]] = recipe.remembered(p.name, parts[p.name], done)
         try:
             chosen.step()
@@ -259,6 +299,44 @@ def _parameter(p: Param, numbers: Vector, gradient: Vector) -> Any:
     tensor = torch.nn.Parameter(torch.from_numpy(numbers).view(p.shape))
     tensor.grad = torch.from_numpy(gradient).view(p.shape)
     return tensor
+
+
+# --- after a job
+
+
+def load_optimizers(
+    optimizers: Sequence[Any], schedulers: Sequence[Any], updates: TorchUpdates, model: nn.Module, cut: Layout,
+    blocks: Mapping[int, Any], version: int,
+) -> None:  # fmt: skip
+    """Give optimizers over a model's parameters, and their schedulers, what they have after `version` updates.
+
+    `blocks`: those of a checkpoint, by number.
+    """
+    if len(optimizers) != len(updates.recipes):
+        raise InputError(f"{len(optimizers)} optimizers; expected {len(updates.recipes)}, as the job had.")
+    names, rates = {id(p): name for name, p in trained(model)}, Rates(updates)
+    options = rates.at(version + 1)
+    placed = {p.name: (p, number) for number in blocks for p in cut.of_block(number)}
+    for turn, (optimizer, recipe) in enumerate(zip(optimizers, updates.recipes, strict=True)):
+        for group, new in zip(optimizer.param_groups, options[turn], strict=True):
+            group.update(copy.deepcopy(new))
+            for given in group["params"]:
+                if (name := names.get(id(given))) not in recipe.kept:
+                    continue
+                p, number = placed[name]
+                first, block = p.first - cut.extents[number][0], blocks[number]
+                skipped = block.seen.get(SKIPPED + first, 0)
+                if done := recipe.done(name, version, turn=turn, n=len(optimizers), skipped=skipped):
+                    parts = {key: vector[first : first + p.n] for key, vector in block.state.items()}
+                    state = recipe.remembered(name, parts, done)
+                    optimizer.state[given] = {
+                        key: value.clone().to(given.device if value.ndim else "cpu")
+                        if hasattr(value, "clone")
+                        else value
+                        for key, value in state.items()
+                    }
+    for scheduler, now in zip(schedulers, rates.schedulers_at(version + 1), strict=False):
+        scheduler.load_state_dict(now.state_dict())
 
 
 # --- before a job starts
@@ -343,24 +421,32 @@ def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) ->
     left_out = {"param_groups", "state", "step"}  # a scheduler has wrapped `step`
     attributes = {name: value for name, value in vars(optimizer).items() if name not in left_out}
     tensors = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"] if id(p) in names}
-    begun = {names[id(p)]: _initial_state(optimizer, state) for p, state in optimizer.state.items() if id(p) in names}
-    return _with_state(Recipe(type(optimizer), attributes, tuple(groups), begun=begun), optimizer, tensors)
+    states = {names[id(p)]: dict(state) for p, state in optimizer.state.items() if id(p) in names and state}
+    begun = {name: _initial_state(state) for name, state in states.items() if _is_initial(state)}
+    first = {
+        name: {key: _own(value.detach().cpu() if hasattr(value, "detach") else value) for key, value in state.items()}
+        for name, state in states.items()
+        if name not in begun
+    }
+    return _with_state(Recipe(type(optimizer), attributes, tuple(groups), begun=begun, first=first), optimizer, tensors)
 
 
-def _initial_state(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def _is_initial(state: Mapping[str, Any]) -> bool:
+    """Return whether the optimizer has made no update of a parameter: its tensors have one number each."""
+    import torch
+
+    flat = [value.detach().reshape(-1) for value in state.values() if isinstance(value, torch.Tensor)]
+    return not float(state.get("step", 0.0)) and all(bool((each == each[:1]).all()) for each in flat)
+
+
+def _initial_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the initial optimizer state of a parameter, such as Adagrad its first sums; tensors of one number."""
     import torch
 
     begun: dict[str, Any] = {}
     for key, value in state.items():
-        flat = value.detach().reshape(-1) if isinstance(value, torch.Tensor) else torch.tensor([0.0])
-        if (key == "step" and float(value)) or not bool((flat == flat[:1]).all()):
-            raise InputError(
-                f"optimizer {type(optimizer).__name__} has made updates already; expected a new one. A job goes on "
-                "from its own checkpoints, optimizer included: start(folder=...)."
-            )
         one = isinstance(value, torch.Tensor) and value.numel()
-        begun[key] = flat[:1].clone().expand(flat.numel()).view(value.shape) if one else value
+        begun[key] = value.detach().reshape(-1)[:1].clone().expand(value.numel()).view(value.shape) if one else value
     return begun
 
 
@@ -373,6 +459,7 @@ def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]
     for name, given in tensors.items():
         p = torch.nn.Parameter(given.detach().cpu().clone())
         chosen = recipe.over({name: p}, options)
+        recipe.remember(chosen, {name: p}, recipe.first)
         rows: dict[str, list[Any]] = defaultdict(list)
         for _ in range(2):
             p.grad = torch.ones_like(p)
@@ -392,7 +479,9 @@ def _with_state(recipe: Recipe, optimizer: Optimizer, tensors: Mapping[str, Any]
 def _sorted_state(recipe: Recipe, seen: Mapping[str, Mapping[str, list[Any]]], tensors: Mapping[str, Any]) -> Recipe:
     keys = {key for rows in seen.values() for key in rows}
     counts = {
-        key: _kind(next(rows[key][0] for rows in seen.values() if key in rows)) for key in keys if _counts(key, seen)
+        key: _kind(next(rows[key][0] for rows in seen.values() if key in rows))
+        for key in keys
+        if _counts(key, seen, recipe.first)
     }
     kept = {
         name: {
@@ -402,13 +491,30 @@ def _sorted_state(recipe: Recipe, seen: Mapping[str, Mapping[str, list[Any]]], t
         }
         for name, rows in seen.items()
     }
-    return Recipe(recipe.kind, recipe.attributes, recipe.groups, kept, counts)
+    return replace(recipe, kept=kept, counts=counts, before=_updates_before(recipe, counts))
 
 
-def _counts(key: str, seen: Mapping[str, Mapping[str, list[Any]]]) -> bool:
+def _updates_before(recipe: Recipe, counts: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many updates an optimizer has made of each parameter; 1 where it does not count them."""
+    found = {}
+    for name, state in recipe.first.items():
+        known = {int(state[key]) for key in counts if key in state} or {1}
+        if len(known) > 1:
+            raise InputError(
+                f"optimizer {recipe.kind.__name__} remembers {' and '.join(counts)} of '{name}' as {sorted(known)}; "
+                "expected one number of updates."
+            )
+        found[name] = known.pop()
+    return found
+
+
+def _counts(key: str, seen: Mapping[str, Mapping[str, list[Any]]], first: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return whether a value is the number of updates, for each parameter."""
-    values = [rows[key] for rows in seen.values() if key in rows]
-    return all(_is_one(each) and float(each) == number for row in values for number, each in enumerate(row, 1))
+    rows = {name: each[key] for name, each in seen.items() if key in each}
+    if not all(_is_one(value) for row in rows.values() for value in row):
+        return False
+    begun = {name: float(first.get(name, {}).get(key, 0)) for name in rows}
+    return all([float(value) - begun[name] for value in row] == [1, 2] for name, row in rows.items())
 
 
 def _is_one(value: Any) -> bool:
@@ -482,8 +588,13 @@ def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> 
     rng = np.random.default_rng(0)
     params = {name: torch.nn.Parameter(p.detach().cpu().clone()) for name, p in chosen}
     whole = [recipe.over(params, groups) for recipe, groups in zip(updates.recipes, updates.options, strict=True)]
+    for recipe, each in zip(updates.recipes, whole, strict=True):
+        recipe.remember(each, params, recipe.first)
     rates, names = Rates(updates), updates.described
-    vectors = {p.name: (params[p.name].detach().numpy().ravel().copy(), names.init(p.n)) for p in places}
+    vectors = {
+        p.name: (params[p.name].detach().numpy().ravel().copy(), updates.first_state([p], p.first, names.init(p.n)))
+        for p in places
+    }
     for number in range(1, UPDATES * len(whole) + 1):
         turn = (number - 1) % len(whole)
         for group, options in zip(whole[turn].param_groups, rates.at(number)[turn], strict=True):

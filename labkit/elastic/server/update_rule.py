@@ -130,7 +130,8 @@ class UpdateRule:
         import cloudpickle
 
         try:
-            content = cloudpickle.dumps((self.own, self.schedule, self.clip_value, self.torch))
+            updates = None if self.torch is None else self.torch.sent
+            content = cloudpickle.dumps((self.own, self.schedule, self.clip_value, updates))
         except Exception as error:
             raise InputError(
                 f"schedule or update cannot be sent to other processes: {type(error).__name__}: {error}"

@@ -6,14 +6,14 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from labkit.core.errors import InputError
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import seed_all, set_states
-from labkit.elastic.protocol.program import FLOAT32
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -141,7 +141,7 @@ NAME_CHARS: Final = 60
 class SampleLoss:
     """Computes the loss of samples: the same bits on every worker, for any number of workers.
 
-    `precision`: "bf16": the forward pass and the loss run under `torch.autocast`.
+    `precision`: "bf16" or "fp16": the forward pass and the loss run under `torch.autocast`.
     """
 
     def __init__(
@@ -199,12 +199,60 @@ def clock_of(loss: Callable[..., Any]) -> Callable[..., dict[str, int]]:
 
 
 def cast(device: str, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of a forward pass: `torch.autocast` to bfloat16, or none."""
+    """Return the context of a forward pass: `torch.autocast` to bfloat16 or float16, or none."""
     if precision == FLOAT32:
         return contextlib.nullcontext()
     import torch
 
-    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+    return torch.autocast(torch.device(device).type, dtype={BF16: torch.bfloat16, FP16: torch.float16}[precision])
+
+
+LOSS_SCALE, LEAST_SCALE = 2.0**16, 2.0**-24
+"""By which a loss of float16 is multiplied at first, as by `torch.amp.GradScaler`, and at least."""
+
+
+def backward(loss: Tensor, gradients: Callable[[], list[Tensor]], *, precision: str = FLOAT32) -> None:
+    """Compute the gradients of a loss; of float16 numbers those of the loss times a scale, divided by it.
+
+    The scale is halved until all gradients are finite, which depends on the samples alone, so no update is skipped and
+    every worker has the same bits. `gradients`: returns what `backward` has written.
+    """
+    import torch
+
+    if precision != FP16:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    scale = LOSS_SCALE if bool(loss.detach().isfinite()) else LEAST_SCALE
+    while True:
+        (loss * scale).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        found = gradients()
+        if scale <= LEAST_SCALE or all(bool(each.isfinite().all()) for each in found):
+            torch._foreach_mul_(found, 1 / scale)
+            return
+        torch._foreach_zero_(found)
+        scale /= 2
+
+
+@contextlib.contextmanager
+def without_scaler() -> Iterator[None]:
+    """Make an active gradient scaler raise ChangedError, since no server would unscale its gradients."""
+    from torch.amp import GradScaler
+
+    scale = GradScaler.scale
+
+    def refuse(scaler: Any, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise ChangedError(
+                "the loss is multiplied by a GradScaler, and no server divides by its factor; expected the loss, "
+                "and precision='fp16', which scales by itself, or 'bf16', which needs no scale."
+            )
+        return outputs
+
+    GradScaler.scale = refuse  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 class LossParts(NamedTuple):

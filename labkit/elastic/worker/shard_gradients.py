@@ -16,8 +16,10 @@ from labkit.core.errors import InputError
 from labkit.elastic.controller.losses import NotFiniteError, check_finite, encoded
 from labkit.elastic.protocol.blocks import UNTOUCHED, MovingBuffers, Vector
 from labkit.elastic.protocol.messages import reports
+from labkit.elastic.protocol.program import FLOAT32
 from labkit.elastic.protocol.summation_tree import Node, cover, halves
 from labkit.elastic.transport.shared_arrays import SharedRegions
+from labkit.elastic.worker.forward import backward
 from labkit.elastic.worker.push_pull import unweighted
 
 if TYPE_CHECKING:
@@ -154,11 +156,13 @@ class FlatModel:
         Names the buffers that follow the parameters in the flat vectors; None: there are none.
     on_untouched : callable, optional
         Takes the number of a parameter without a gradient, once.
+    precision : str
+        "fp16": the loss is scaled for its backward pass.
     """
 
     def __init__(
         self, model: nn.Module, *, device: str = "cpu", lender: SharedRegions | None = None, cut: Layout | None = None,
-        on_untouched: Callable[[int], None] | None = None,
+        on_untouched: Callable[[int], None] | None = None, precision: str = FLOAT32,
     ) -> None:  # fmt: skip
         import torch
 
@@ -167,7 +171,7 @@ class FlatModel:
         self._n_trained = sum(p.numel() for p in self._params)
         self._buffers = MovingBuffers(model, cut) if cut is not None and cut.n_buffers else None
         self.n = self._n_trained if cut is None else cut.n
-        self._used, self._leaf, self._on_untouched = 0, 0, on_untouched
+        self._used, self._leaf, self._on_untouched, self._precision = 0, 0, on_untouched, precision
         self.versions: tuple[Vector, Vector] = (np.zeros(self.n, np.float32), np.zeros(self.n, np.float32))
         self.lender = lender
         self._made: list[Vector] = []
@@ -220,7 +224,11 @@ class FlatModel:
         before = [view._version for view in views]
         for p, view in zip(self._params, views, strict=True):
             p.grad = view
-        loss_of.backward()  # type: ignore[no-untyped-call]
+        backward(
+            loss_of,
+            lambda: [view for view, version in zip(views, before, strict=True) if view._version != version],
+            precision=self._precision,
+        )
         untouched = [number for number, view in enumerate(views) if view._version == before[number]]
         for number in untouched:
             views[number].fill_(UNTOUCHED)
