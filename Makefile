@@ -20,8 +20,8 @@ demo: .venv/.with-base  ## compare schedulers on a small trace, train three jobs
 	@$(MAKE) --no-print-directory $(DEMO)
 	@$(BIN)/labkit demo --no-table
 
-# Many tests wait for something: three workers keep two cores busy.
-WORKERS ?= 3
+# Many tests wait for something: four workers keep two cores busy.
+WORKERS ?= 4
 # Notebooks that set up machines, or solve for minutes.
 LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
 NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))

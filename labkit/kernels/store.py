@@ -193,7 +193,7 @@ def digest(dispatcher: Any) -> str:
         one = waiting.pop()
         if id(one) not in seen:
             seen.add(id(one))
-            parts.append(repr(sorted(one.targetoptions.items(), key=str)))
+            parts += sorted(f"{name}={_constant(value)}" for name, value in one.targetoptions.items())
             waiting += _describe(one.py_func, parts)
     return _hash("\n".join(parts))
 
@@ -215,9 +215,14 @@ def _describe(function: Any, parts: list[str]) -> list[Any]:
 def _code(code: CodeType, doc: str | None) -> str:
     """Return what a function does, in text; neither its comments, nor its docstring, nor where it stands."""
     constants = [
-        _code(each, None) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if each != doc
+        _code(each, None) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts if each != doc
     ]
     return f"{code.co_name} {code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"
+
+
+def _constant(value: Any) -> str:
+    """Return a constant as text; sets are sorted, as their order is another one in each process."""
+    return repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
 
 
 def _globals(code: CodeType, space: dict[str, Any]) -> list[Any]:

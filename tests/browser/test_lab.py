@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hang import HANG_S
+
 from .axe import violations
 from .lab import chromium, copy_for_lab, jupyter_lab
 
@@ -79,6 +81,14 @@ class Lab:
     def ink(self) -> int:
         return self.box.locator("canvas:visible").first.evaluate(INK)
 
+    def wait_for_more(self, ink: int) -> int:
+        """Wait until the chart has more ink than that; return how much."""
+        until = time.monotonic() + HANG_S
+        while (now := self.ink()) <= ink and time.monotonic() < until:
+            self.page.wait_for_timeout(100)
+        assert now > ink
+        return now
+
     def tab(self, name: str) -> None:
         self.box.locator(".lm-TabBar-tab", has_text=name).click()
         self.page.wait_for_timeout(300)
@@ -97,12 +107,8 @@ def test_run_pause_step_and_stop_answer_and_the_charts_grow(page, tmp_path, quie
 
     lab.click("Run")
     lab.wait_for("running")
-    page.wait_for_timeout(1500)
-    early = lab.ink()
-    page.wait_for_timeout(2500)
-    late = lab.ink()
+    lab.wait_for_more(lab.wait_for_more(blank))
     lab.shot("running")
-    assert blank < early < late
 
     clicked = lab.click("Pause")
     lab.wait_for("paused")

@@ -125,18 +125,10 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("gate") / "slow"
-    file.touch()
-    return file
-
-
-@pytest.fixture(scope="module")
-def live(slow: Path, control: Result) -> Iterator[Live]:
-    with begin(slow, network="tls", addresses=HOSTS, servers=3) as job:
-        for event in job.events():
-            if event["event"] == "loss":
-                break
+def live(by_value: None) -> Iterator[Live]:
+    """A job that outlasts all tests at its doors."""
+    with begin(network="tls", addresses=HOSTS, servers=3, steps=1_000_000) as job:
+        next(event for event in job.events() if event["event"] == "loss")
         yield Live(job)
 
 
@@ -158,10 +150,11 @@ def test_members_listen_at_different_addresses(live: Live) -> None:
 
 def test_a_stranger_of_another_authority_is_refused_and_counted(live: Live, tmp_path: Path) -> None:
     impostor = Access(certificates=Authority(live.reach.job).issue("ps-0.server", folder=tmp_path / "keys"))
-    n_before = live.n_refused()
-    for door in live.doors():
-        with pytest.raises(AccessError, match=r"certificate|TLS|unknown ca"):
-            knock(door, impostor, hello=hello("ps-0", "server"))
+    n_before, until = live.n_refused(), time.monotonic() + HANG_S
+    while live.n_refused() == n_before and time.monotonic() < until:  # the 1st, 2nd, 4th, 8th, ... are reported
+        for door in live.doors():
+            with pytest.raises(AccessError, match=r"certificate|TLS|unknown ca"):
+                knock(door, impostor, hello=hello("ps-0", "server"))
     live.goes_on()
     assert live.n_refused() > n_before
 
@@ -252,12 +245,22 @@ def test_each_member_has_its_own_key_and_no_other_and_the_authoritys_is_on_no_di
     ]  # fmt: skip
 
 
-def test_none_of_this_changed_a_bit(live: Live, slow: Path, control: Result) -> None:
-    slow.unlink()
-    result = live.job.wait(timeout_s=HANG_S)
+def test_strangers_at_the_doors_change_no_bit(control: Result, tmp_path: Path) -> None:
+    gate = tmp_path / "slow"
+    gate.touch()
+    with begin(gate, network="tls", addresses=HOSTS, servers=3) as job:
+        next(event for event in job.events() if event["event"] == "loss")
+        live = Live(job)
+        impostor = Access(certificates=Authority(live.reach.job).issue("ps-0.server", folder=tmp_path / "foreign"))
+        for access in (impostor, named(live, "worker-0.worker", tmp_path / "keys")):
+            for door in live.doors():
+                with pytest.raises(AccessError):
+                    knock(door, access, hello=hello("ps-0", "server"))
+        gate.unlink()
+        result = job.wait(timeout_s=HANG_S)
+        assert not list(job.folder.glob("members/*"))
     assert result.digest == control.digest
     assert not [e for e in result.events if e["event"] == "left" and not e["expected"]]
-    assert not list(live.job.folder.glob("members/*"))
 
 
 def test_scaling_and_another_controller_change_no_bit_over_tls(control: Result, tmp_path: Path) -> None:
