@@ -52,7 +52,7 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.reservations import Reservations, unmet
-from labkit.experiment.rules import refuse_unruly, rules
+from labkit.experiment.rules import refuse_turns, refuse_unruly, rules
 from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, resolve_speed
@@ -107,6 +107,8 @@ class Experiment:
     checkpoint_s : float or None
         How far apart the checkpoints are to which jobs fall back that run out of memory; None: nothing is lost, or as
         `faults` has it.
+    preemption_loses_work : bool
+        Preempted jobs fall back to checkpoints, too, or begin anew where `checkpoint_s` names none.
     seed : int
         Of the simulator's generator.
     believed : SpeedModel or None
@@ -148,6 +150,7 @@ class Experiment:
     losses: Losses | None = None
     troubles: Troubles | None = None
     checkpoint_s: float | None = None
+    preemption_loses_work: bool = False
     seed: int = 0
     believed: SpeedModel | None = None
     speeds: str = ""
@@ -232,7 +235,8 @@ class Experiment:
             interference=interference_of(speed) if known is None else known, arrival_rate=scenario.arrival_rate,
             quotas=None if scenario.quotas is None else Quotas.of(scenario.quotas), believed=scenario.believed,
             reservations=None if scenario.reservations is None else Reservations.of(scenario.reservations),
-            hosting=hosting, time_limits=scenario.time_limits, measure_every_s=scenario.measure_every_s,
+            hosting=hosting, time_limits=scenario.time_limits,
+            preemption_loses_work=scenario.preemption_loses_work, measure_every_s=scenario.measure_every_s,
             history=scenario.history, speeds=scenario.speeds or words, losses=scenario.losses,
             scenario=scenario.plain(), **parts,
         )  # fmt: skip
@@ -257,6 +261,7 @@ class Experiment:
             losses=self.losses,
             troubles=self.troubles,
             checkpoint_s=self.checkpoint_s,
+            preemption_loses_work=self.preemption_loses_work,
             measure_every_s=measure_every_s,
             limits=self._limits,
             rng=np.random.default_rng(self.seed),
@@ -314,7 +319,7 @@ class Experiment:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
         parts |= {"variation": self.variation, "faults": self.faults, "troubles": self.troubles}
-        parts |= {"checkpoint_s": self.checkpoint_s}
+        parts |= {"checkpoint_s": self.checkpoint_s, "preemption_loses_work": self.preemption_loses_work or None}
         parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
@@ -435,6 +440,10 @@ class Experiment:
         scheduler = priced(scheduler, self.prices)
         gated = bool(rules_of_jobs(self.jobs))
         refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting, gated=gated)
+        if self.preemption_loses_work:
+            faults_s = 0.0 if self.faults is None else self.faults.checkpoint_s
+            every_s = faults_s if self.checkpoint_s is None else self.checkpoint_s
+            refuse_turns(scheduler, checkpoint_s=every_s, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
@@ -457,7 +466,8 @@ class Experiment:
         )  # fmt: skip
         return replace(
             self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,
-            losses=None, troubles=None, checkpoint_s=None, cadence=None, believed=None, quotas=None, reservations=None,
+            losses=None, troubles=None, checkpoint_s=None, preemption_loses_work=False, cadence=None, believed=None,
+            quotas=None, reservations=None,
             hosting=None, measure_every_s=None, history=None, interference=None, time_limits="none",
         )  # fmt: skip
 

@@ -62,15 +62,16 @@ class Ends:
 class Slurm:
     """Start jobs in order of priority as slurmctld does with its defaults: its main and its backfill passes [1]_ [2]_.
 
-    The main pass follows each event: jobs in order, and one that does not fit keeps all later ones of its partition,
-    and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each job that
-    waits, in order, is planned where it fits first by the time limits of those that run and by the plans before it,
-    and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not start on hosts
-    which a reservation that is known will hold within their limit. A job keeps none if that, or jobs before it, leave
-    it fewer machines than it names. Jobs are planned for the time after reservations, too; a plan that begins where
-    jobs end heeds those that are in the way now, or at the moment from which it looked. Ends of jobs that run are looked at in groups, each twice as long as the last.
-    With a `preempt_type`, a job that finds no room takes that of the least urgent jobs which it may preempt: those with
-    the lowest tier and `qos_factors`, of equal ones the one that started last, and no more of them than it needs.
+    The main pass follows each event: jobs in order, and one that does not fit keeps all later ones of its
+    partition, and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each
+    job that waits, in order, is planned where it fits first by the time limits of those that run and by the plans
+    before it, and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not
+    start on hosts which a reservation that is known will hold within their limit. A job keeps none if that, or jobs
+    before it, leave it fewer machines than it names. Jobs are planned for the time after reservations, too; a plan
+    that begins where jobs end heeds those that are in the way now, or at the moment from which it looked. Ends of
+    jobs that run are looked at in groups, each twice as long as the last. With a `preempt_type`, a job that finds
+    no room takes that of the least urgent jobs which it may preempt: those with the lowest tier and `qos_factors`,
+    of equal ones the one that started last, and no more of them than it needs.
 
     Attributes
     ----------
