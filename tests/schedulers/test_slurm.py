@@ -80,7 +80,8 @@ def test_jobs_are_planned_for_the_time_after_a_reservation_that_holds() -> None:
     # 1 waits for m3 and stops the rest; 2 needs m1, which is kept until 2000; only a backfill pass starts 3 or 4 on m0
     kept = {"maint": {"hosts": ["m1"], "start_s": 10, "end_s": 2000}}
     jobs = some([11, 20, 21, 22, 23], [2500, 100, 100, 100, 100], [4, 4, 8, 4, 4], partition="all",
-                nodes=[1, 1, 2, 1, 1], constraint=["d", "d", "a", "a", "a"], limit_s=[3000, 100, 300, 2100, 300])  # fmt: skip
+                nodes=[1, 1, 2, 1, 1], constraint=["d", "d", "a", "a", "a"],
+                limit_s=[3000, 100, 300, 2100, 300])  # fmt: skip
     cluster = replace(CLUSTER, features={"a": np.arange(4) < 2, "d": np.arange(4) == 3})
     assert starts(jobs, cluster=cluster, reservations=kept) == [11, 2511, 2021, 2141, 41]
     assert starts(jobs, "easy", cluster=cluster, reservations=kept)[3] < 2000
