@@ -386,6 +386,8 @@ class _Pass:
                 continue
             if (found := self._will_run(job, barred, at_s, ends)) is None:
                 continue
+            if later and later[0] < found[0]:  # something else ends before: it is tried from then on
+                continue
             kept_s = self._on_clock(found[0])
             planned = plans.machines(kept_s, kept_s + self._limit_s[job])  # reservations count as of at_s
             if found[0] > at_s and (planned & self._room.on(found[1])).any():
