@@ -42,6 +42,11 @@ class StartPlans:
         planned: Bools = np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
         return planned
 
+    def ends_s(self, machines: Bools) -> Floats:
+        """Return when plans end that take some of these machines."""
+        ends_s: Floats = self.to_s[self._machines[:, machines].any(axis=1)]
+        return ends_s
+
 
 class Ends:
     """When jobs that run will end, in order, (P,), and how much that frees of which device groups, (P, R + D)."""
@@ -374,7 +379,9 @@ class _Pass:
     def _plan(self, job: int, plans: StartPlans, ends: Ends, *, from_s: float) -> tuple[float, Seat] | None:
         """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
         first_s = max(self._now_s, from_s)
-        moments = {first_s, *plans.to_s.tolist(), *(self._after(one.end_s) for one in self._holds)}
+        mine = self._room.machines(job)
+        over_s = (self._after(one.end_s) for one in self._holds if (one.machines & mine).any())
+        moments = {first_s, *plans.ends_s(mine).tolist(), *over_s}
         later = sorted(at_s for at_s in moments if at_s >= first_s)
         empty = self._room.by_machine(job, ends.all_free)
         while later:

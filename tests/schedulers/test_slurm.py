@@ -95,6 +95,15 @@ def test_a_reservation_to_come_counts_from_the_moment_at_which_a_job_is_tried() 
     assert starts(jobs, reservations=kept)[2] == 30
 
 
+def test_a_job_is_tried_again_from_an_end_that_comes_before_its_start() -> None:
+    """As the log of a real Slurm 22.05 shows ("Try later"): a reservation ends before enough jobs do."""
+    kept = {"maint": {"hosts": ["m1"], "start_s": 5, "end_s": 500}}
+    jobs = some([0, 0, 10, 11], [5000, 590, 100, 100], [4, 4, 8, 4], partition=["a", "b", "all", "all"],
+                nodes=[1, 1, 2, 1], limit_s=[5000, 600, 100, 540])  # fmt: skip
+    # from now on 2 would have m2 and m3 at 600; from 541 on m1 and m3 then, so that 3 would be in its way on m3
+    assert starts(jobs, reservations=kept) == [0, 0, 510, 590]
+
+
 def test_jobs_of_a_reservation_run_there_alone_and_stop_no_others() -> None:
     kept = {"night": {"hosts": ["m1"], "start_s": 10, "end_s": 500, "users": ["ada"]}}
     jobs = some([20, 21, 22, 23], [100, 100, 100, 100], [4, 4, 4, 4], partition="a", user=["ada", "ada", "bob", "bob"],
