@@ -235,8 +235,7 @@ class Experiment:
             interference=interference_of(speed) if known is None else known, arrival_rate=scenario.arrival_rate,
             quotas=None if scenario.quotas is None else Quotas.of(scenario.quotas), believed=scenario.believed,
             reservations=None if scenario.reservations is None else Reservations.of(scenario.reservations),
-            hosting=hosting, time_limits=scenario.time_limits,
-            preemption_loses_work=scenario.preemption_loses_work, measure_every_s=scenario.measure_every_s,
+            hosting=hosting, time_limits=scenario.time_limits, measure_every_s=scenario.measure_every_s,
             history=scenario.history, speeds=scenario.speeds or words, losses=scenario.losses,
             scenario=scenario.plain(), **parts,
         )  # fmt: skip

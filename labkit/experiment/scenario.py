@@ -325,6 +325,7 @@ class Scenario:
         overheads = simulator.Overheads.published(self.overheads) if isinstance(self.overheads, str) else self.overheads
         made: dict[str, Any] = {"cadence": cadence, "overheads": overheads, "variation": self.variation}
         made |= {"faults": self.faults, "checkpoint_s": self.checkpoint_s or None}
+        made |= {"preemption_loses_work": self.preemption_loses_work or None}
         for whole, names in BUILT.items():
             given = {names[name]: getattr(self, name) for name in names if getattr(self, name) != DEFAULTS[name]}
             if not given or (whole == "faults" and self.mtbf_s is None and self.mttr_s is None):
