@@ -222,6 +222,12 @@ def why_on_no_type(jobs: Jobs, number: int, cluster: Cluster) -> str:
         of = "a GPU" if part == 1 else f"{part:g} of a GPU"
         there = ", ".join(f"{name} {kind.memory_gb * part:g}" for name, kind in kinds.items())
         return f"job {job} needs {need:g} GB of memory on {of}{asked}; {cluster.name} has of that in GB: {there}."
+    cut = list(dict.fromkeys(kind.profile for kind in kinds.values() if kind.profile))
+    if part < 1 and cut and not any(profile in str(jobs.device_type[number]) for profile in cut):
+        return (
+            f"job {job} asks for {part:g} of a GPU{asked}; {cluster.name} has slices of MIG ({', '.join(cut)}), which "
+            "are device types of their own. Slices of an export are parts of whole GPUs: leave mig out of the hosts."
+        )
     return f"job {job} asks for {part:g} of a GPU{asked}; on {cluster.name} each GPU belongs to one task (exclusive)."
 
 

@@ -92,6 +92,8 @@ class Hold:
     """(M,) which they are."""
     may: Bools
     """(N,) which jobs may have them all the same."""
+    own: Bools
+    """(N,) which of them run nowhere else while it holds."""
     known_s: float
     start_s: float
     end_s: float

@@ -52,7 +52,7 @@ from labkit.experiment.profile import slower_on_slowest_type
 from labkit.experiment.profiled import interference_of, profiled
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.reservations import Reservations, unmet
-from labkit.experiment.rules import refuse_unruly, rules
+from labkit.experiment.rules import refuse_turns, refuse_unruly, rules
 from labkit.experiment.scenario import KEY, Fields, Scenario
 from labkit.experiment.session import Observer, Session
 from labkit.experiment.speeds import declared, resolve_speed
@@ -107,6 +107,8 @@ class Experiment:
     checkpoint_s : float or None
         How far apart the checkpoints are to which jobs fall back that run out of memory; None: nothing is lost, or as
         `faults` has it.
+    preemption_loses_work : bool
+        Preempted jobs fall back to checkpoints, too, or begin anew where `checkpoint_s` names none.
     seed : int
         Of the simulator's generator.
     believed : SpeedModel or None
@@ -148,6 +150,7 @@ class Experiment:
     losses: Losses | None = None
     troubles: Troubles | None = None
     checkpoint_s: float | None = None
+    preemption_loses_work: bool = False
     seed: int = 0
     believed: SpeedModel | None = None
     speeds: str = ""
@@ -257,6 +260,7 @@ class Experiment:
             losses=self.losses,
             troubles=self.troubles,
             checkpoint_s=self.checkpoint_s,
+            preemption_loses_work=self.preemption_loses_work,
             measure_every_s=measure_every_s,
             limits=self._limits,
             rng=np.random.default_rng(self.seed),
@@ -314,7 +318,7 @@ class Experiment:
         """Return the options of a run, as JSON can hold them."""
         parts: dict[str, Any] = {"scheduler": scheduler, "cadence": self.cadence, "overheads": self.overheads}
         parts |= {"variation": self.variation, "faults": self.faults, "troubles": self.troubles}
-        parts |= {"checkpoint_s": self.checkpoint_s}
+        parts |= {"checkpoint_s": self.checkpoint_s, "preemption_loses_work": self.preemption_loses_work or None}
         parts |= {"measure_every_s": self.measured_every_s(scheduler)}
         if (profile := getattr(self.speed, "profile", None)) is not None:
             parts["profile"] = f"{profile.name}, {profile.made.at}"
@@ -435,6 +439,10 @@ class Experiment:
         scheduler = priced(scheduler, self.prices)
         gated = bool(rules_of_jobs(self.jobs))
         refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting, gated=gated)
+        if self.preemption_loses_work:
+            faults_s = 0.0 if self.faults is None else self.faults.checkpoint_s
+            every_s = faults_s if self.checkpoint_s is None else self.checkpoint_s
+            refuse_turns(scheduler, checkpoint_s=every_s, name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)
@@ -457,7 +465,8 @@ class Experiment:
         )  # fmt: skip
         return replace(
             self, jobs=jobs, speed=RecordedSpeed(jobs, self.cluster), overheads=None, variation=None, faults=None,
-            losses=None, troubles=None, checkpoint_s=None, cadence=None, believed=None, quotas=None, reservations=None,
+            losses=None, troubles=None, checkpoint_s=None, preemption_loses_work=False, cadence=None, believed=None,
+            quotas=None, reservations=None,
             hosting=None, measure_every_s=None, history=None, interference=None, time_limits="none",
         )  # fmt: skip
 

@@ -213,10 +213,13 @@ class Reservations:
         found = []
         for one, machines in zip(self.each, self.machines(cluster), strict=True):
             theirs = np.isin(jobs.user, [jobs.users.index(user) for user in one.users if user in jobs.users])
-            may = (jobs.reservation == one.name) | (theirs & (jobs.reservation == ""))
+            own = jobs.reservation == one.name
+            may = own | (theirs & (jobs.reservation == ""))
             for day in range(DAYS_AHEAD if one.daily else 1):
                 start_s, end_s = one.start_s + day * DAY_S, one.end_s + day * DAY_S
-                found.append(Hold(machines=machines, may=may, known_s=one.known_s, start_s=start_s, end_s=end_s))
+                found.append(
+                    Hold(machines=machines, may=may, own=own, known_s=one.known_s, start_s=start_s, end_s=end_s)
+                )
         return tuple(found)
 
     def next_turn_s(self, now_s: float) -> float:

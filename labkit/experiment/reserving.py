@@ -49,12 +49,13 @@ class Parts:
 class ReservationControl:
     """Divides a cluster by its reservations, and asks a scheduler about each part.
 
-    While a reservation holds, its hosts are a cluster of their own. A copy of the scheduler places jobs there that may
-    use it, the scheduler itself all others on the other hosts, and also those for which the reservation had no room. A
-    job that belongs to a reservation is placed nowhere else until that is over for good. A job that cannot fit in a
-    part of the cluster is not shown there. What holds tasks in several parts goes on as it is. Raise InputError if a
-    host, a user or a reservation that is named does not exist, two reservations hold the same host at the same moment,
-    or a job can never run because of them.
+    While a reservation holds, its hosts are a cluster of their own. A copy of the scheduler places jobs there that
+    may use it, the scheduler itself all others on the other hosts, and also those for which the reservation had no
+    room. A job that belongs to a reservation is placed nowhere else until that is over for good. A job that cannot
+    fit in a part of the cluster is not shown there. What holds tasks in several parts goes on as it is. A scheduler
+    with `over_reservations = True`, which plans for the time after them, is asked about all hosts at once, and
+    keeps them by the holds that it was told of. Raise InputError if a host, a user or a reservation that is named
+    does not exist, two reservations hold the same host at the same moment, or a job can never run because of them.
 
     Parameters
     ----------
@@ -145,6 +146,8 @@ class ReservationControl:
         parts = self._now(snapshot.now_s)
         if parts.plain:
             return scheduler.schedule(snapshot)
+        if getattr(scheduler, "over_reservations", False):
+            return self._at_once(scheduler, snapshot, parts)
         active = snapshot.jobs.number
         at = np.full(len(self._own), NOWHERE, np.int32)
         jobs, first, group = self._allocated_tasks()
@@ -163,6 +166,15 @@ class ReservationControl:
             waits &= ~np.isin(active, getattr(answers[-1], "set_jobs", ()))
         waiting = active[waits & ~parts.able[active]]
         return Placement.joined([*answers, Placement.of([], reasons=self._news_of(waiting, parts))])
+
+    def _at_once(self, scheduler: Scheduler, snapshot: Snapshot, parts: Parts) -> Placement:
+        """Return the answer of a scheduler for all hosts; jobs whose reservation does not hold yet are not there."""
+        active = snapshot.jobs.number
+        there = snapshot.holds(active) | np.logical_or.reduce([*parts.may.values()])[active]
+        every = np.ones(self._cluster.n_machines, np.bool_)
+        answer = scheduler.schedule(PartSnapshot(snapshot, machines=every, jobs=active[there]))
+        waiting = snapshot.waiting[~parts.able[snapshot.waiting]]
+        return Placement.joined([answer, Placement.of([], reasons=self._news_of(waiting, parts))])
 
     def _news_of(self, waiting: Ints, parts: Parts) -> list[Reason]:
         """Return for what jobs wait that no part of the cluster may have now, of each job once."""

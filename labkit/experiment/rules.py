@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from labkit.core.errors import InputError
@@ -40,6 +41,23 @@ def refuse_unruly(
         raise InputError(
             f"{name} takes jobs that it is not shown for done, and {what}; leave it or "
             f"{'--quotas' if quotas is not None else 'begin_s, after and at_most'} out."
+        )
+
+
+def refuse_turns(scheduler: Scheduler, *, checkpoint_s: float, name: str) -> None:
+    """Raise if a scheduler lets jobs take turns that lose more than they do, so that they may never end.
+
+    Raise InputError, which names the scheduler, and says why.
+    """
+    traits = Traits.of(scheduler)
+    turn_s = min(traits.quantum_s, math.inf if traits.lease_s is None else traits.lease_s)
+    if traits.ideal:
+        raise InputError(f"{name} shares GPUs at will and preempts no job; leave it or --preemption-loses-work out.")
+    if turn_s < math.inf and not 0 < checkpoint_s <= turn_s:
+        raise InputError(
+            f"{name} lets jobs take turns of {turn_s:g} s, and those that are preempted lose their work since their "
+            f"checkpoints, so that they may never end; give --checkpoint of at most {turn_s:g}, or leave "
+            "--preemption-loses-work out."
         )
 
 

@@ -203,6 +203,10 @@ class Scenario:
         0.0, "Seconds between checkpoints, to which failed jobs return. 0: no work is lost.",
         float, simulated=True,
     )  # fmt: skip
+    preemption_loses_work: bool = _option(
+        False, "Preempted jobs return to their newest checkpoint, too; without --checkpoint they begin anew, as Slurm "
+        "requeues them.", bool, simulated=True,
+    )  # fmt: skip
     period_s: float | None = _option(None, "Redraw the speed of each job every SECONDS.", float, simulated=True)
     speed_error: float | None = _option(
         None,
@@ -321,6 +325,7 @@ class Scenario:
         overheads = simulator.Overheads.published(self.overheads) if isinstance(self.overheads, str) else self.overheads
         made: dict[str, Any] = {"cadence": cadence, "overheads": overheads, "variation": self.variation}
         made |= {"faults": self.faults, "checkpoint_s": self.checkpoint_s or None}
+        made |= {"preemption_loses_work": self.preemption_loses_work or None}
         for whole, names in BUILT.items():
             given = {names[name]: getattr(self, name) for name in names if getattr(self, name) != DEFAULTS[name]}
             if not given or (whole == "faults" and self.mtbf_s is None and self.mttr_s is None):
@@ -449,6 +454,7 @@ class Fields(TypedDict, total=False):
     mtbf_s: float | None
     mttr_s: float | None
     checkpoint_s: float
+    preemption_loses_work: bool
     period_s: float | None
     speed_error: float | None
     straggler_probability: float | None

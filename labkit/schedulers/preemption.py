@@ -28,9 +28,9 @@ class PreemptRules:
         PriorityTier of each partition, 1 for others: jobs of higher tiers are looked at first, and with
         "partition_prio" preempt those of lower ones.
     mode : str or mapping
-        PreemptMode: "requeue" (the job waits again, and keeps its work as under all schedulers here), "cancel" (it is
-        given up), "off" (it is not preempted); or a mapping from the quality of service, or partition, of the preempted
-        job to these, "requeue" for others.
+        PreemptMode: "requeue" (the job waits again; a scenario's `preemption_loses_work` says what it keeps), "cancel"
+        (it is given up), "off" (it is not preempted); or a mapping from the quality of service, or partition, of the
+        preempted job to these, "requeue" for others.
     exempt_s, grace_s : float
         PreemptExemptTime: seconds that a job runs before it may be preempted. GraceTime: seconds from when it is
         selected until it ends.

@@ -42,6 +42,11 @@ class StartPlans:
         planned: Bools = np.logical_or.reduce(self._machines[(self.from_s < to_s) & (self.to_s > from_s)], axis=0)
         return planned
 
+    def ends_s(self, machines: Bools) -> Floats:
+        """Return when plans end that take some of these machines."""
+        ends_s: Floats = self.to_s[self._machines[:, machines].any(axis=1)]
+        return ends_s
+
 
 class Ends:
     """When jobs that run will end, in order, (P,), and how much that frees of which device groups, (P, R + D)."""
@@ -62,14 +67,16 @@ class Ends:
 class Slurm:
     """Start jobs in order of priority as slurmctld does with its defaults: its main and its backfill passes [1]_ [2]_.
 
-    The main pass follows each event: jobs in order, and one that does not fit keeps all later ones of its partition,
-    and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each job that
-    waits, in order, is planned where it fits first by the time limits of those that run and by the plans before it,
-    and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not start on hosts
-    which a reservation that is known will hold within their limit. A job keeps none if that, or jobs before it, leave
-    it fewer machines than it names. Ends of jobs that run are looked at in groups, each twice as long as the last.
-    With a `preempt_type`, a job that finds no room takes that of the least urgent jobs which it may preempt: those with
-    the lowest tier and `qos_factors`, of equal ones the one that started last, and no more of them than it needs.
+    The main pass follows each event: jobs in order, and one that does not fit keeps all later ones of its
+    partition, and those of others off its partition's machines. The backfill pass comes every `bf_interval_s`: each
+    job that waits, in order, is planned where it fits first by the time limits of those that run and by the plans
+    before it, and starts if that is now. A job without a time limit counts with its declared duration. Jobs do not
+    start on hosts which a reservation that is known will hold within their limit. A job keeps none if that, or jobs
+    before it, leave it fewer machines than it names. Jobs are planned for the time after reservations, too; a plan
+    that begins where jobs end heeds those that are in the way now, or at the moment from which it looked. Ends of
+    jobs that run are looked at in groups, each twice as long as the last. With a `preempt_type`, a job that finds
+    no room takes that of the least urgent jobs which it may preempt: those with the lowest tier and `qos_factors`,
+    of equal ones the one that started last, and no more of them than it needs.
 
     Attributes
     ----------
@@ -107,6 +114,7 @@ class Slurm:
 
     knows_types: ClassVar[bool] = False
     over_partitions: ClassVar[bool] = True
+    over_reservations: ClassVar[bool] = True
 
     bf_interval_s: float = 30.0
     bf_window_s: float = 86_400.0
@@ -226,7 +234,7 @@ class Slurm:
         for job in [job for job in self._started if job not in there]:
             del self._started[job], self._seats[job]
         self._leaving = {job: found for job, found in self._leaving.items() if job in there}
-        for job in there - self._started.keys():  # as after a reservation, whose part has its own scheduler
+        for job in there - self._started.keys():
             (_, role, group, count), on = snapshot.tasks_of(one := np.array([job], np.int32)), snapshot.devices_of(one)
             self._started[job], self._seats[job] = now_s, Seat(group, role.astype(np.int32), count, on)
         if self.fair_share:
@@ -319,7 +327,7 @@ class _Pass:
                 seat = self._preempt(job, barred | closed)
             if seat is not None:
                 self._start(job, seat)
-            elif not self._shut_out(job, barred | closed):
+            elif not (self._in_reservation(job) or self._shut_out(job, barred | closed)):
                 stopped.add(partition)
                 barred |= self._machines_of(partition)
 
@@ -366,12 +374,14 @@ class _Pass:
         Within a pass room only shrinks, and more so for a longer limit: a job fits no sooner than one before it that is
         alike and not longer.
         """
-        return *self._room.alike(job), *(bool(one.may[job]) for one in self._holds)
+        return *self._room.alike(job), *((bool(one.may[job]), bool(one.own[job])) for one in self._holds)
 
     def _plan(self, job: int, plans: StartPlans, ends: Ends, *, from_s: float) -> tuple[float, Seat] | None:
         """Return when a job fits first, at `from_s` or later, and where; None: not within the window."""
         first_s = max(self._now_s, from_s)
-        moments = {first_s, *plans.to_s.tolist(), *(one.end_s for one in self._holds)}
+        mine = self._room.machines(job)
+        over_s = (self._after(one.end_s) for one in self._holds if (one.machines & mine).any())
+        moments = {first_s, *plans.ends_s(mine).tolist(), *over_s}
         later = sorted(at_s for at_s in moments if at_s >= first_s)
         empty = self._room.by_machine(job, ends.all_free)
         while later:
@@ -383,8 +393,11 @@ class _Pass:
                 continue
             if (found := self._will_run(job, barred, at_s, ends)) is None:
                 continue
+            if later and later[0] < found[0]:  # something else ends before: it is tried from then on
+                continue
             kept_s = self._on_clock(found[0])
-            if found[0] > at_s and (self._barred(job, kept_s, plans) & self._room.on(found[1])).any():
+            planned = plans.machines(kept_s, kept_s + self._limit_s[job])  # reservations count as of at_s
+            if found[0] > at_s and (planned & self._room.on(found[1])).any():
                 later = sorted({*later, found[0]})
                 continue
             return found
@@ -416,6 +429,11 @@ class _Pass:
         """Return the step of the clock on which a plan that begins at a moment is kept."""
         step_s = self._slurm.bf_resolution_s
         return at_s - (at_s + self._slurm.zero_s) % step_s if step_s else at_s
+
+    def _after(self, end_s: float) -> float:
+        """Return when jobs are planned after a reservation: a second past the next step of the clock."""
+        step_s = self._slurm.bf_resolution_s
+        return end_s + -(end_s + self._slurm.zero_s) % step_s + 1.0 if step_s else end_s
 
     def end_grace(self) -> bool:
         """Stop the jobs whose grace is over; return whether there are some."""
@@ -494,6 +512,8 @@ class _Pass:
         """Return the machines that a reservation keeps a job from starting on at a moment, (M,)."""
         closed = np.zeros(self._cluster.n_machines, np.bool_)
         for one in self._holds:
+            if one.own[job] and one.start_s <= at_s < one.end_s:
+                closed |= ~one.machines
             if not one.may[job] and one.start_s < at_s + self._limit_s[job] and one.end_s > at_s:
                 closed |= one.machines
         return closed
@@ -503,6 +523,10 @@ class _Pass:
         return bool(closed.any()) and int((self._room.machines(job) & ~closed).sum()) < max(
             self._room.n_machines(job), 1
         )
+
+    def _in_reservation(self, job: int) -> bool:
+        """Return whether a job belongs to a reservation that holds."""
+        return any(one.own[job] and one.start_s <= self._now_s for one in self._holds)
 
     def _machines_of(self, partition: int) -> Bools:
         """Return the machines of a partition, (M,): all where the cluster does not have it."""

@@ -51,6 +51,9 @@ class Simulator:
         Jobs that run out of memory fall back to their newest checkpoint; they are this far apart from a job's start on.
         0: nothing is lost; None: as `faults` has it, else nothing. Jobs whose memory grows (`ps_memory_growth_gb`) need
         a `TroubleModel` too.
+    preemption_loses_work : bool
+        Preempted jobs fall back to their newest checkpoint, too; with `checkpoint_s` 0 there is none, and they begin
+        anew.
     measure_every_s : float, optional
         Measure what tasks use and how fast they are each so many seconds (MEASURED events); None: never.
     limits : TimeLimits, optional
@@ -72,6 +75,7 @@ class Simulator:
         losses: Losses | None = None,
         troubles: Troubles | None = None,
         checkpoint_s: float | None = None,
+        preemption_loses_work: bool = False,
         measure_every_s: float | None = None,
         limits: TimeLimits | None = None,
         rng: np.random.Generator | None = None,
@@ -90,6 +94,7 @@ class Simulator:
             checkpoint_s=checkpoint_s, measure_every_s=measure_every_s, limits=limits,
             rng=np.random.default_rng(0) if rng is None else rng,
         )  # fmt: skip
+        self._loses_work = preemption_loses_work
         first_row, mate = self._truth.first_row, self._truth.mate
         self._checks = PlacementChecks(jobs, cluster, first_row=first_row, mate=mate)
 
@@ -110,7 +115,7 @@ class Simulator:
 
         A run like that can be handed to compiled code in stretches: `labkit.experiment.classic`.
         """
-        disturbed = self._due.any or self._truth.changes is not None
+        disturbed = self._due.any or self._loses_work or self._truth.changes is not None
         plain = not disturbed and self.speed.local and np.isinf(self._lease_s)
         return self._overhead_s if plain and not self._overhead_s.any() else None
 
@@ -155,6 +160,8 @@ class Simulator:
         touched = np.union1d(placement.set_jobs, placement.repairs["job"]) if n_repairs else placement.set_jobs
         before = truth.changes.note(touched) if truth.changes else {}
         n, changed = self._set_tasks(placement)
+        if self._loses_work:
+            self._fall_back(truth.out[:n])
         others = NO_EVENTS
         if n_repairs:
             n, changed = self._repair(placement, changed, n)
@@ -192,6 +199,13 @@ class Simulator:
             truth.out,
         )  # fmt: skip
         return n, changed[:n_changed]
+
+    def _fall_back(self, rows: Events) -> None:
+        """Take from jobs that were preempted just now what they did since their newest checkpoint."""
+        for i in np.flatnonzero(rows["kind"] == Kind.PREEMPTED).tolist():
+            job = int(rows["job"][i])
+            self._truth.fall_back(job, self._due.checkpoint_s)
+            rows["value"][i] = self._truth.records["steps"][job]
 
     def _repair(self, placement: Placement, changed: Ints, n: int) -> tuple[int, Ints]:
         """Repair tasks where they are; return the events written, and the jobs that are to be rescaled or started."""

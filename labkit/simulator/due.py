@@ -59,7 +59,8 @@ class DueDisturbances:
         # a stream for each, so that all schedulers meet the same failures and the same speeds
         self._variation_rng, faults_rng, self._losses_rng = rng.spawn(3)
         self._every_s, self._limits = measure_every_s, limits
-        self._checkpoint_s = (faults.checkpoint_s if faults else 0.0) if checkpoint_s is None else checkpoint_s
+        self.checkpoint_s = (faults.checkpoint_s if faults else 0.0) if checkpoint_s is None else checkpoint_s
+        """How far apart checkpoints are; 0: nothing is lost where a job fails."""
         self._measuring = Measuring(truth.jobs, truth.speed)
         self._detail: DetailedMeasuring | None = None
         self._know_troubles(troubles)
@@ -76,8 +77,8 @@ class DueDisturbances:
 
     def _know_troubles(self, troubles: Troubles | None) -> None:
         """Set the troubles and the memory of jobs, which the speed model must be able to show."""
-        if not 0 <= self._checkpoint_s < np.inf:
-            raise InputError(f"checkpoint_s is {self._checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
+        if not 0 <= self.checkpoint_s < np.inf:
+            raise InputError(f"checkpoint_s is {self.checkpoint_s}; expected seconds >= 0, 0: nothing is lost.")
         truth, model = self._truth, self._truth.speed
         some, growing = troubles is not None, grows(truth.jobs)
         if not (some or growing.any()):
@@ -176,7 +177,7 @@ class DueDisturbances:
         failed = memory.failure_event(job, machines=truth.cluster.group_machine.astype(np.int32), now_s=truth.now_s)
         truth.counts[kernels.N_OTHERS] = 0
         given_up = memory.ran_out(job)
-        lost = truth.lose(np.array([job], np.int32), 0.0 if given_up else self._checkpoint_s)
+        lost = truth.lose(np.array([job], np.int32), 0.0 if given_up else self.checkpoint_s)
         lost["machine"], lost["cause"] = failed["machine"], Cause.OUT_OF_MEMORY
         if given_up:
             lost["kind"] = Kind.DROPPED

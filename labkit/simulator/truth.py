@@ -173,8 +173,7 @@ class SimulatedTruth:
             at = self.records[job]
             kernels.settle(self.records, job, self.now_s)
             if checkpoint_s > 0:
-                lost_s = (self.now_s - at["started_s"]) % checkpoint_s
-                at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
+                self.fall_back(job, checkpoint_s)
             at["phase"], at["next_s"], at["speed"] = kernels.WAITING, np.inf, 0.0
             if book.allocations["partner"][job] >= 0:
                 self.others[self.counts[kernels.N_OTHERS]] = book.allocations["partner"][job]
@@ -184,6 +183,15 @@ class SimulatedTruth:
             row["time_s"], row["kind"], row["job"] = self.now_s, Kind.FAILED, job
             row["value"], row["speed"] = at["steps"], 0.0
         return batch
+
+    def fall_back(self, job: int, checkpoint_s: float) -> None:
+        """Take from a job what it did since its newest checkpoint; 0: there are none, and it begins anew."""
+        at = self.records[job]
+        if checkpoint_s > 0:
+            lost_s = (self.now_s - at["started_s"]) % checkpoint_s
+            at["steps"] = max(at["started_steps"], at["steps"] - at["speed"] * lost_s)
+        else:
+            at["steps"] = 0.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -36,8 +36,12 @@ MAX_JUMPS = 8
 ASK_S: Final = 30.0
 JOB: Final = re.compile(r"\d+(?:_\d+)?(?:\+\d+)?", re.ASCII)
 ALLOTTED: Final = re.compile(r"\bNodes=(\S+) CPU_IDs=(\S+) Mem=(\d+) GRES(?:_IDX)?=(\S*)", re.ASCII)
-GPUS: Final = re.compile(r"\bgpu(?::(?!\d+(?:[(,]|$))([^:(,]+))?(?::(\d+))?(?:\(IDX:([\d,-]+)\))?", re.ASCII)
-"""Type, number and numbers of GPUs; an older Slurm leaves out the number: GRES_IDX=gpu:a100(IDX:0-3)."""
+GPUS: Final = re.compile(
+    r"\bgpu(?::(?!\d+(?:[(,]|$))([^:(,]+))?(?::(\d+))?(?:\((?:IDX:([\d,-]+)|CNT:(\d+))\))?", re.ASCII
+)
+"""Type, number and numbers of GPUs, or a count of those without files; an older Slurm leaves out the number:
+GRES_IDX=gpu:a100(IDX:0-3)."""
+PARTS: Final = re.compile(r"(?:^|,)(shard|mps)[:(]", re.ASCII)
 NODE: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+).*?\bRealMemory=(\d+)", re.ASCII)
 MB_PER_GB: Final = 1024.0
 
@@ -371,11 +375,17 @@ def nodes_of(job_told: str, nodes_told: str) -> list[SlurmNode]:
     (4, (0, 1, 2, 3), 16)
     """
     known = {name: (address, float(memory)) for name, address, memory in NODE.findall(nodes_told)}
+    parts: dict[str, list[tuple[list[int], float, str]]] = {}  # of one node: components of a heterogeneous job
+    for nodes, cpus, memory, gres in ALLOTTED.findall(job_told):
+        for name in listed(nodes):
+            parts.setdefault(name, []).append((_numbers(cpus), float(memory), gres))
     return [
-        _node(name, known, cpus=len(_numbers(cpus)), memory_mb=float(memory), gres=gres)
-        for nodes, cpus, memory, gres in ALLOTTED.findall(job_told)
-        for name in listed(nodes)
-    ]
+        _node(
+            name, known, cpus=len({one for cpus, *_ in each for one in cpus}), memory_mb=sum(mb for _, mb, _ in each),
+            gres=",".join(gres for *_, gres in each),
+        )
+        for name, each in parts.items()
+    ]  # fmt: skip
 
 
 def _node(name: str, known: Mapping[str, tuple[str, float]], *, cpus: int, memory_mb: float, gres: str) -> SlurmNode:
@@ -384,11 +394,13 @@ def _node(name: str, known: Mapping[str, tuple[str, float]], *, cpus: int, memor
     types = list(dict.fromkeys(kind for kind, *_ in gpus if kind))
     if len(types) > 1:
         raise InputError(f"node {name} has GPUs of the types {', '.join(types)} in this job; expected one: ask for it.")
-    held = sum(int(n) if n else len(_numbers(numbers)) for _, n, numbers in gpus if n or numbers)
+    if not gpus and (part := PARTS.search(gres)):
+        raise InputError(f"node {name} has parts of GPUs in this job ({part[1]}); expected whole ones: --gres=gpu:N.")
+    held = sum(int(n or count or 0) or (len(_numbers(numbers)) if numbers else 0) for _, n, numbers, count in gpus)
     return SlurmNode(
         name=name, address=address, gpus=held, cpus=cpus,
         memory_gb=(memory_mb or whole_mb) / MB_PER_GB, device_type=(types or ["gpu" if gpus else "none"])[0],
-        gpu_numbers=tuple(number for *_, numbers in gpus if numbers for number in _numbers(numbers)),
+        gpu_numbers=tuple(number for *_, numbers, _ in gpus if numbers for number in _numbers(numbers)),
     )  # fmt: skip
 
 

@@ -163,6 +163,9 @@ def test_jobs_that_name_no_slice_are_told_those_there_are() -> None:
     only = no_network(1, servers=Server("cut", (SOCKET,), "a100", mig=MIXED))
     with pytest.raises(InputError, match=r"has slices alone; its device_type may be one of 3g\.20gb, 2g\.10gb\."):
         started_s(jobs_of(), only)
+    exported = jobs_of(device_type="a100", worker_demand=(3 / 7, 1, 0))
+    with pytest.raises(InputError, match=r"has slices of MIG \(3g\.20gb, 2g\.10gb\), .* leave mig out of the hosts"):
+        started_s(exported, only)
     with pytest.raises(InputError, match=r"has slices of GPUs \(a100-3g\.20gb\); on machines a job is given whole"):
         refuse_slices(only)
 

@@ -34,6 +34,21 @@ def test_jobs_start_when_and_where_they_were_recorded_to() -> None:
     assert [machine[placed["job"] == job].tolist() for job in range(3)] == [[1], [0], [0]]
 
 
+@pytest.mark.filterwarnings("ignore::labkit.experiment.caveats.Caveat")
+def test_slices_of_one_gpu_run_beside_each_other_as_recorded(tmp_path) -> None:
+    rows = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|NodeList\n" + "".join(
+        f"{i}|2024-03-01T00:0{i}:00|2024-03-01T00:0{i}:00|2024-03-01T0{hour}:0{i}:00|0{hour}:00:00|COMPLETED|"
+        f"cpu=1,gres/gpu:a100_{profile}=1,gres/gpu=1|g1\n"
+        for i, profile, hour in ((1, "3g.20gb", 1), (2, "3g.20gb", 1), (3, "1g.5gb", 2))
+    )
+    (tmp_path / "export.txt").write_text(rows)
+    one = no_network(1, servers=Server("one", ((1, 16, 64),), "a100"))
+    jobs = read(tmp_path / "export.txt")
+    record = labkit.simulate(jobs, scheduler="recorded", cluster=one)
+    assert record.table["first_start_s"].tolist() == jobs.recorded_start_s.tolist() == [0, 60, 120]
+    assert "overfills" not in " ".join(calibration([record, labkit.simulate(jobs, scheduler="fifo", cluster=one)]))
+
+
 def test_overheads_limits_and_rules_do_not_touch_the_record() -> None:
     jobs = recorded([50.0, 60.0], after=["", "0"], begin_s=[500.0, np.nan], user="ada")
     record = labkit.simulate(jobs, scheduler="recorded", cluster=CLUSTER, start_s=30, quotas="ada=4")

@@ -76,6 +76,41 @@ def test_a_job_that_only_a_reservation_keeps_back_stops_none() -> None:
     assert starts(jobs, reservations=kept) == [810, 1]
 
 
+def test_jobs_are_planned_for_the_time_after_a_reservation_that_holds() -> None:
+    # 1 waits for m3 and stops the rest; 2 needs m1, which is kept until 2000; only a backfill pass starts 3 or 4 on m0
+    kept = {"maint": {"hosts": ["m1"], "start_s": 10, "end_s": 2000}}
+    jobs = some([11, 20, 21, 22, 23], [2500, 100, 100, 100, 100], [4, 4, 8, 4, 4], partition="all",
+                nodes=[1, 1, 2, 1, 1], constraint=["d", "d", "a", "a", "a"],
+                limit_s=[3000, 100, 300, 2100, 300])  # fmt: skip
+    cluster = replace(CLUSTER, features={"a": np.arange(4) < 2, "d": np.arange(4) == 3})
+    assert starts(jobs, cluster=cluster, reservations=kept) == [11, 2511, 2021, 2141, 41]
+    assert starts(jobs, "easy", cluster=cluster, reservations=kept)[3] < 2000
+
+
+def test_a_reservation_to_come_counts_from_the_moment_at_which_a_job_is_tried() -> None:
+    """As the log of a real Slurm 22.05 shows: a job of 13 minutes that was tried 15 before was planned into it."""
+    kept = {"maint": {"hosts": ["m1"], "start_s": 1300, "end_s": 3000}}
+    jobs = some([0, 1, 2], [900, 100, 100], [4, 8, 4], partition="a", nodes=[1, 2, 1], limit_s=[1260, 300, 1230])
+    # 1 is planned at 1260, when 0 ends by its limit, although it would not be over at 1300: 2, which ends then, starts
+    assert starts(jobs, reservations=kept)[2] == 30
+
+
+def test_a_job_is_tried_again_from_an_end_that_comes_before_its_start() -> None:
+    """As the log of a real Slurm 22.05 shows ("Try later"): a reservation ends before enough jobs do."""
+    kept = {"maint": {"hosts": ["m1"], "start_s": 5, "end_s": 500}}
+    jobs = some([0, 0, 10, 11], [5000, 590, 100, 100], [4, 4, 8, 4], partition=["a", "b", "all", "all"],
+                nodes=[1, 1, 2, 1], limit_s=[5000, 600, 100, 540])  # fmt: skip
+    # from now on 2 would have m2 and m3 at 600; from 541 on m1 and m3 then, so that 3 would be in its way on m3
+    assert starts(jobs, reservations=kept) == [0, 0, 510, 590]
+
+
+def test_jobs_of_a_reservation_run_there_alone_and_stop_no_others() -> None:
+    kept = {"night": {"hosts": ["m1"], "start_s": 10, "end_s": 500, "users": ["ada"]}}
+    jobs = some([20, 21, 22, 23], [100, 100, 100, 100], [4, 4, 4, 4], partition="a", user=["ada", "ada", "bob", "bob"],
+                reservation=["night", "night", "", ""], limit_s=200)  # fmt: skip
+    assert starts(jobs, reservations=kept) == [20, 120, 22, 122]
+
+
 def test_quality_of_service_and_age_order_jobs_from_the_next_period_on() -> None:
     jobs = some([0, 1, 2, 301], [1000, 100, 100, 100], [16, 16, 16, 16], qos=["", "", "high", "high"], limit_s=1000)
     assert starts(jobs) == [0, 1000, 1100, 1200]

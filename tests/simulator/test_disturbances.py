@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import labkit
 from labkit.core import Cluster, InputError, Jobs, Kind, Ledger, PlacementError, Snapshot, StalledError
 from labkit.core.placement import Placement
 from labkit.core.resources import Bools, Floats
@@ -154,6 +155,26 @@ def test_what_is_safe_at_a_failure(checkpoint_s: float, safe: float) -> None:
     rows = session.run(make("fifo"))
     assert rows["value"][rows["kind"] == Kind.FAILED].tolist() == [safe]
     assert completions(rows).tolist() == [251 + 1000 - safe]
+
+
+@pytest.mark.parametrize(
+    ("options", "ends_s"),
+    [({}, 150), ({"preemption_loses_work": True}, 200), ({"preemption_loses_work": True, "checkpoint_s": 20}, 160)],
+)
+def test_what_a_preempted_job_keeps(options: dict[str, Any], ends_s: float) -> None:
+    """Job 0 is preempted from 50 to 100: it keeps 50 of 100 s, none (Slurm's requeue), or 40."""
+    jobs = Jobs.of(arrival_s=[0, 50], total_steps=[100, 50], duration_s=[100, 50], n_workers=4, qos=["low", "high"])
+    by_qos = "slurm(preempt_type='qos',preempts={'high':('low',)})"
+    run = labkit.simulate(jobs, scheduler=by_qos, cluster="no_network(1)", **options)
+    assert run.table["completion_s"].tolist() == [ends_s, 100]
+
+
+def test_turns_that_lose_more_than_they_do_are_refused() -> None:
+    jobs = Jobs.of(arrival_s=[0, 50], total_steps=[100, 50], duration_s=[100, 50])
+    for name, why in (("las", "turns of 600 s"), ("gavel_las(ideal=True)", "preempts no job")):
+        with pytest.raises(InputError, match=why):
+            labkit.simulate(jobs, scheduler=name, cluster="no_network(1)", preemption_loses_work=True)
+    labkit.simulate(jobs, scheduler="las", cluster="no_network(1)", preemption_loses_work=True, checkpoint_s=60)
 
 
 def test_a_failure_never_takes_more_than_since_the_last_start() -> None:

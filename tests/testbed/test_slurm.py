@@ -46,6 +46,29 @@ def test_the_inventory_can_be_read_and_tells_that_they_are_not_the_first_gpus(tm
     assert "Not the first GPUs" not in inventory_text(nodes_of(JOB.replace("1,3", "0-1"), NODES), job="7")
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("Nodes=b CPU_IDs=0-15,16-31,48-56 Mem=0 GRES=gpu:a100:2(IDX:N/A)", (2, "a100", (), 41)),
+        ("Nodes=b CPU_IDs=0-15 Mem=0 GRES_IDX=gpu(IDX:2,4)", (2, "gpu", (2, 4), 16)),
+        ("Nodes=b CPU_IDs=0-15 Mem=0 GRES_IDX=gpu:k80(CNT:2)", (2, "k80", (), 16)),
+        ("Nodes=b CPU_IDs=0-15 Mem=0 GRES=gpu:2(CNT:2),tmpdisk:9", (2, "gpu", (), 16)),
+        ("Nodes=b CPU_IDs=0 Mem=0 GRES=gpu:k80:0", (0, "k80", (), 1)),
+        ("Nodes=b CPU_IDs=0-3 Mem=0 GRES=gpu:1(IDX:0) Nodes=b CPU_IDs=4 Mem=0 GRES=gpu:1(IDX:3)",
+         (2, "gpu", (0, 3), 5)),
+    ],
+)  # fmt: skip
+def test_forms_of_several_versions_of_slurm_are_read(told, expected):
+    """As public logs and issues show them: lists of cores, GPUs without files, components of a heterogeneous job."""
+    (node,) = nodes_of(told, NODES)
+    assert (node.gpus, node.device_type, node.gpu_numbers, node.cpus) == expected
+
+
+def test_parts_of_gpus_are_refused():
+    with pytest.raises(InputError, match=r"node b has parts of GPUs in this job \(shard\); expected whole ones"):
+        nodes_of("Nodes=b CPU_IDs=0 Mem=0 GRES=shard:a100:4(0/8,4/8)", NODES)
+
+
 def test_gpus_of_two_types_on_a_node_are_refused():
     with pytest.raises(InputError, match="node b has GPUs of the types v100, a100"):
         nodes_of(JOB.replace("GRES= ", "GRES=gpu:v100:1(IDX:0),gpu:a100:1(IDX:1) "), NODES)

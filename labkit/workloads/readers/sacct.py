@@ -311,6 +311,10 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
     several = rows["n_attempts"] > 1  # as one stretch that ends when the last one did
     rows["start_s"] = rows["start_s"].where(~several, rows["last_end_s"] - rows["duration_s"])
     ledger.remark(
+        several & (rows["sizes"] == 1),
+        "requeued, so that they run in one piece, for as long as all attempts together, until the last one ended",
+    )
+    ledger.remark(
         rows["sizes"] > 1,
         "attempts of several sizes, so that they have the size with the most GPU-hours, for as long as gives all",
     )
