@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +23,17 @@ LOG = VENV / "install.log"
 TICK_S = 2.0
 STOPPED = 130
 
+UNREACHABLE = (
+    "the package index cannot be reached. Connect this machine to a network, or point pip at a mirror "
+    "(pip config set global.index-url ADDRESS), then call make again; what was downloaded is kept."
+)
 REMEDIES = (
     (
         r"No space left on device|Disk quota exceeded",
-        "the disk is full: {free} MB are free where .venv is, and all of labkit takes about 3,000 MB. "
-        "Make room, then call make again.",
+        "the disk is full: {free} MB are free in {fullest}, and all of labkit takes about 3,000 MB. "
+        "Make room there (TMPDIR=FOLDER has pip unpack elsewhere), then call make again.",
     ),
+    (r"Retry\(total=0\b", UNREACHABLE),  # pip goes on without, and then says that nothing matches
     (
         r"No matching distribution found for (torch\S*)",
         "the package index has no {0} for this Python ({python}) and machine. Take a Python that it has wheels for "
@@ -45,8 +51,7 @@ REMEDIES = (
     (
         r"Failed to establish a new connection|Name or service not known|Temporary failure in name resolution|"
         r"NewConnectionError|ReadTimeoutError|ConnectTimeoutError|ConnectionResetError|Network is unreachable|SSLError",
-        "the package index cannot be reached. Connect this machine to a network, or point pip at a mirror "
-        "(pip config set global.index-url ADDRESS), then call make again; what was downloaded is kept.",
+        UNREACHABLE,
     ),
 )
 """What pip says when it fails, and what to do."""
@@ -148,9 +153,11 @@ def remedy(said: str) -> str:
     for pattern, line in REMEDIES:
         found = re.search(pattern, said)
         if found:
-            free = shutil.disk_usage(ROOT).free // 2**20
+            places = [place for place in (VENV, ROOT, Path(tempfile.gettempdir())) if place.exists()]
+            free, fullest = min((shutil.disk_usage(place).free // 2**20, str(place)) for place in places)
             where = (found.groups() or (None,))[0] or str(ROOT)
-            return line.format(*found.groups(), free=free, where=where, python=platform.python_version())
+            python = platform.python_version()
+            return line.format(*found.groups(), free=free, fullest=fullest, where=where, python=python)
     return ""
 
 

@@ -78,6 +78,14 @@ def test_summary_by_hand():
     assert found == pytest.approx(expected)
 
 
+def test_a_run_that_begins_an_hour_later_is_worth_the_same():
+    """Makespan and utilisation count from the first arrival, not from time 0 of the log."""
+    later = by_hand()
+    later["time_s"] += 3600
+    first, second = (summary(rows, three_jobs(), TWO_MACHINES) for rows in (by_hand(), later))
+    assert second == pytest.approx(first)
+
+
 def test_utilisation_by_hand():
     steps = utilisation(by_hand(), three_jobs(), TWO_MACHINES)
     assert steps["time_s"].tolist() == [0, 20, 30, 40, 50, 55, 60]
