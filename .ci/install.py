@@ -27,6 +27,11 @@ UNREACHABLE = (
     "the package index cannot be reached. Connect this machine to a network, or point pip at a mirror "
     "(pip config set global.index-url ADDRESS), then call make again; what was downloaded is kept."
 )
+MISSING = (
+    r"No matching distribution found for ({0}\S*)|"
+    r"depends on ({0}\S+?)(?:; [^\n]*)?\n *The user requested \(constraint\) \2\n *\n"
+)
+"""What pip says of a package that its index lacks; the second line: nothing but its own pin is the conflict."""
 REMEDIES = (
     (
         r"No space left on device|Disk quota exceeded",
@@ -35,12 +40,12 @@ REMEDIES = (
     ),
     (r"Retry\(total=0\b", UNREACHABLE),  # pip goes on without, and then says that nothing matches
     (
-        r"No matching distribution found for (torch\S*)",
+        MISSING.format("torch"),
         "the package index has no {0} for this Python ({python}) and machine. Take a Python that it has wheels for "
         "(make clean; make PYTHON=python3.11), or point pip at an index that has it: docs/why/torch.md.",
     ),
     (
-        r"No matching distribution found for (\S+)",
+        MISSING.format(""),
         "the package index has no {0} for this Python ({python}). Take a Python that README names: "
         "make clean; make PYTHON=python3.11.",
     ),
@@ -155,9 +160,10 @@ def remedy(said: str) -> str:
         if found:
             places = [place for place in (VENV, ROOT, Path(tempfile.gettempdir())) if place.exists()]
             free, fullest = min((shutil.disk_usage(place).free // 2**20, str(place)) for place in places)
-            where = (found.groups() or (None,))[0] or str(ROOT)
+            named = [group for group in found.groups() if group]
+            where = (*named, str(ROOT))[0]
             python = platform.python_version()
-            return line.format(*found.groups(), free=free, fullest=fullest, where=where, python=python)
+            return line.format(*named, free=free, fullest=fullest, where=where, python=python)
     return ""
 
 
