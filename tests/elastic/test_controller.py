@@ -834,3 +834,16 @@ def test_no_samples_are_leased_while_training_goes_back_to_a_checkpoint() -> Non
     play.done(play.machine.tick(["worker-0", "worker-1"], now_s=2.0))
     play.done(play.machine.reported("worker-0", WantsLease()))
     assert [tell.to for tell in play.told(GrantLease)] == ["worker-0"]
+
+
+def test_samples_that_kill_workers_are_still_named_after_an_era_that_began_from_a_checkpoint() -> None:
+    play = Play(servers=2, workers=4, sync=False, n_samples=640, batch=8)
+    play.train()
+    leases = play.machine._leases
+    for worker in ("worker-0", "worker-1", "worker-2"):
+        play.done(play.machine.reported(worker, WantsLease()))
+        leases.forget(worker, died=True)
+    leases.open(leases.state())
+    play.done(play.machine.reported("worker-3", WantsLease()))
+    (over,) = play.all(Over)
+    assert "failed 3 times" in over.failure

@@ -92,6 +92,16 @@ def test_a_worker_that_is_gone_is_granted_nothing_more() -> None:
     assert [grant.worker for grant in some.serve(now_s=1)] == ["b"]
 
 
+def test_of_a_worker_out_of_reach_only_leases_that_it_was_granted_expire() -> None:
+    """What lies beyond the last update is withheld from all workers, and nobody would miss it."""
+    some = leases(n_steps=1)
+    (grant, nothing) = (some.ask("a", now_s=0) for _ in range(2))
+    assert grant is not None
+    assert nothing is None
+    assert [lease.token for lease in some.tick([], now_s=100)] == [grant.token]
+    assert not some.tick([], now_s=200)
+
+
 def begin(era: int, owners: list[OwnedBlock]) -> BeginTraining:
     return BeginTraining(era, version=0, shards=(0, 0), pause=0, owners=owners)
 
