@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,19 +23,29 @@ LOG = VENV / "install.log"
 TICK_S = 2.0
 STOPPED = 130
 
+UNREACHABLE = (
+    "the package index cannot be reached. Connect this machine to a network, or point pip at a mirror "
+    "(pip config set global.index-url ADDRESS), then call make again; what was downloaded is kept."
+)
+MISSING = (
+    r"No matching distribution found for ({0}\S*)|"
+    r"depends on ({0}\S+?)(?:; [^\n]*)?\n *The user requested \(constraint\) \2\n *\n"
+)
+"""What pip says of a package that its index lacks; the second line: nothing but its own pin is the conflict."""
 REMEDIES = (
     (
         r"No space left on device|Disk quota exceeded",
-        "the disk is full: {free} MB are free where .venv is, and all of labkit takes about 3,000 MB. "
-        "Make room, then call make again.",
+        "the disk is full: {free} MB are free in {fullest}, and all of labkit takes about 3,000 MB. "
+        "Make room there (TMPDIR=FOLDER has pip unpack elsewhere), then call make again.",
     ),
+    (r"Retry\(total=0\b", UNREACHABLE),  # pip goes on without, and then says that nothing matches
     (
-        r"No matching distribution found for (torch\S*)",
+        MISSING.format("torch"),
         "the package index has no {0} for this Python ({python}) and machine. Take a Python that it has wheels for "
         "(make clean; make PYTHON=python3.11), or point pip at an index that has it: docs/why/torch.md.",
     ),
     (
-        r"No matching distribution found for (\S+)",
+        MISSING.format(""),
         "the package index has no {0} for this Python ({python}). Take a Python that README names: "
         "make clean; make PYTHON=python3.11.",
     ),
@@ -45,8 +56,7 @@ REMEDIES = (
     (
         r"Failed to establish a new connection|Name or service not known|Temporary failure in name resolution|"
         r"NewConnectionError|ReadTimeoutError|ConnectTimeoutError|ConnectionResetError|Network is unreachable|SSLError",
-        "the package index cannot be reached. Connect this machine to a network, or point pip at a mirror "
-        "(pip config set global.index-url ADDRESS), then call make again; what was downloaded is kept.",
+        UNREACHABLE,
     ),
 )
 """What pip says when it fails, and what to do."""
@@ -148,9 +158,12 @@ def remedy(said: str) -> str:
     for pattern, line in REMEDIES:
         found = re.search(pattern, said)
         if found:
-            free = shutil.disk_usage(ROOT).free // 2**20
-            where = (found.groups() or (None,))[0] or str(ROOT)
-            return line.format(*found.groups(), free=free, where=where, python=platform.python_version())
+            places = [place for place in (VENV, ROOT, Path(tempfile.gettempdir())) if place.exists()]
+            free, fullest = min((shutil.disk_usage(place).free // 2**20, str(place)) for place in places)
+            named = [group for group in found.groups() if group]
+            where = (*named, str(ROOT))[0]
+            python = platform.python_version()
+            return line.format(*named, free=free, fullest=fullest, where=where, python=python)
     return ""
 
 

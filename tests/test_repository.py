@@ -146,6 +146,11 @@ PIP_SAYS = {
         "WARNING: Retrying after connection broken by 'NewConnectionError: Failed to establish a new connection'",
         "the package index cannot be reached",
     ),
+    "no network, and what pip makes of it in the end": (
+        "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by 'NewConnectionError'\n"
+        "ERROR: No matching distribution found for setuptools>=77",
+        "the package index cannot be reached",
+    ),
     "a full disk": (
         "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
         "disk is full",

@@ -102,12 +102,13 @@ class _Files:
         return None
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep what was compiled for a signature and processor; where nothing can be written, do nothing."""
+        """Keep what was compiled for a signature and processor; where nothing can be written, say so once."""
         for folder in folders(create=True):
             with suppress(OSError):
                 _write(folder / self._file(key), dumps(data))
                 _forget(folder, self._name)
                 return
+        _tell_unkept()
 
     def flush(self) -> None:
         """Forget all of this kernel's files that this user may delete."""
@@ -124,14 +125,29 @@ class _Files:
 
 def folders(*, create: bool = False) -> list[Path]:
     """Return the folders in which kernels may lie, in order, without those that others could write to."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    named = os.environ.get(NAMED)
-    places = [Path(named)] if named else [PACKAGE_FOLDER, Path(home) / "labkit" / "kernels"]
+    places = _places()
     if create:
         for place in places:
             with suppress(OSError):
                 place.mkdir(parents=True, exist_ok=True)
     return [place for place in places if _is_trusted(place)]
+
+
+def _places() -> list[Path]:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    named = os.environ.get(NAMED)
+    return [Path(named)] if named else [PACKAGE_FOLDER, Path(home) / "labkit" / "kernels"]
+
+
+@cache
+def _tell_unkept() -> None:
+    """Say, once in a process, why the next one will compile again."""
+    places = " or ".join(map(str, _places()))
+    print(
+        f"compiled kernels are not kept, so each process compiles them again: {places} cannot be written, is full, or "
+        f"is open to other users; name a folder of your own: export {NAMED}=FOLDER",
+        file=sys.stderr,
+    )
 
 
 def _is_trusted(folder: Path) -> bool:

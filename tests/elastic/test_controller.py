@@ -819,3 +819,31 @@ def test_copies_of_asynchronous_training_that_are_lost_are_not_made_again_while_
     assert play.notes().count("unsaved") == 1
     assert play.machine.checkpoints.saving is None
     assert len(play.told(CopyBlocks)) == 2
+
+
+def test_no_samples_are_leased_while_training_goes_back_to_a_checkpoint() -> None:
+    """Leases of the era that is given up would be void: the worker would train on samples that another one gets."""
+    play = Play(servers=2, workers=2, sync=False, n_samples=640, batch=8)
+    play.train()
+    play.done(play.machine.left("ps-0", reason="it was killed", by_itself=True))
+    assert play.notes()[-1] == "goes_back"
+    play.done(play.machine.reported("worker-0", WantsLease()))
+    play.done(play.machine.tick(["worker-0", "worker-1"], now_s=1.0))
+    assert not play.told(GrantLease)
+    play.train()
+    play.done(play.machine.tick(["worker-0", "worker-1"], now_s=2.0))
+    play.done(play.machine.reported("worker-0", WantsLease()))
+    assert [tell.to for tell in play.told(GrantLease)] == ["worker-0"]
+
+
+def test_samples_that_kill_workers_are_still_named_after_an_era_that_began_from_a_checkpoint() -> None:
+    play = Play(servers=2, workers=4, sync=False, n_samples=640, batch=8)
+    play.train()
+    leases = play.machine._leases
+    for worker in ("worker-0", "worker-1", "worker-2"):
+        play.done(play.machine.reported(worker, WantsLease()))
+        leases.forget(worker, died=True)
+    leases.open(leases.state())
+    play.done(play.machine.reported("worker-3", WantsLease()))
+    (over,) = play.all(Over)
+    assert "failed 3 times" in over.failure

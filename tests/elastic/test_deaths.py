@@ -32,8 +32,9 @@ def test_a_step_further_than_ever_makes_deaths_count_no_more_and_a_step_done_aga
     deaths.reached(7)
     assert not died(deaths, 3)
     deaths.reached(8)
-    assert not died(deaths, 3)
+    assert not died(deaths, 2)
     deaths.reached(5)  # of a checkpoint
+    assert not died(deaths, 1)
     deaths.reached(8)
     assert died(deaths, 1)
 
@@ -55,6 +56,16 @@ def test_the_next_controller_knows_what_counts() -> None:
     died(one, 3)
     other.take_over(one.state())
     other.reached(7)
+    assert died(other, 1)
+
+
+def test_steps_that_the_last_controller_had_done_are_no_step_forward_for_the_next() -> None:
+    one, other = (Deaths(restarts=3, within_s=60) for _ in range(2))
+    one.reached(7)
+    died(one, 1)
+    other.take_over(one.state())
+    died(other, 2)
+    other.reached(5)  # again, from a checkpoint
     assert died(other, 1)
 
 

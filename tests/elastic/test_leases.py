@@ -71,6 +71,37 @@ def test_a_worker_that_leaves_as_it_should_or_has_not_begun_blames_no_samples() 
     assert service.service.poison is None
 
 
+@pytest.mark.parametrize("n_steps", [1, 10, 13, 32])
+def test_no_lease_reaches_beyond_the_updates_asked_for_and_training_is_done_with_the_last(n_steps: int) -> None:
+    """Leases of a quick worker grow: it is asked for 8 minibatches at once where 1 is left."""
+    some, ends = leases(n_steps=n_steps), []
+    while (grant := some.ask("a", now_s=0.1 * len(ends))) is not None:
+        assert not some.done
+        ends.append(grant.epoch * 64 + grant.end)
+        some.commit(grant.token, until=grant.end, now_s=0.1 * len(ends))
+    assert some.done
+    assert ends[-1] == 4 * n_steps
+    assert some.n_done == n_steps
+
+
+def test_a_worker_that_is_gone_is_granted_nothing_more() -> None:
+    some = leases()
+    for worker in "ab":
+        some.wait(worker)
+    some.leave("a")
+    assert [grant.worker for grant in some.serve(now_s=1)] == ["b"]
+
+
+def test_of_a_worker_out_of_reach_only_leases_that_it_was_granted_expire() -> None:
+    """What lies beyond the last update is withheld from all workers, and nobody would miss it."""
+    some = leases(n_steps=1)
+    (grant, nothing) = (some.ask("a", now_s=0) for _ in range(2))
+    assert grant is not None
+    assert nothing is None
+    assert [lease.token for lease in some.tick([], now_s=100)] == [grant.token]
+    assert not some.tick([], now_s=200)
+
+
 def begin(era: int, owners: list[OwnedBlock]) -> BeginTraining:
     return BeginTraining(era, version=0, shards=(0, 0), pause=0, owners=owners)
 

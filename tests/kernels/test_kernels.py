@@ -93,7 +93,7 @@ def ran(
     path = folder / "program.py"
     path.write_text(PROGRAM.format(before=before, base=base, comment=comment, more=more))
     env = os.environ | {store.NAMED: str(folder / "kept")} | environment
-    done = subprocess.run([sys.executable, path], env=env, check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, path], env=env, check=True, stdout=subprocess.PIPE, text=True)
     return [int(number) for number in done.stdout.split()]
 
 
@@ -144,10 +144,13 @@ def test_a_compilation_that_was_interrupted_leaves_nothing_that_is_read(run, tmp
     assert run() == [12, 2, 3]
 
 
-def test_where_nothing_can_be_written_kernels_are_compiled_each_time(run, tmp_path):
+def test_where_nothing_can_be_written_kernels_are_compiled_each_time_and_one_line_says_so(run, tmp_path, capfd):
     (tmp_path / "file").touch()
     for _ in range(2):
         assert run(**{store.NAMED: str(tmp_path / "file" / "below")}) == [12, 2, 3]
+        (line,) = capfd.readouterr().err.splitlines()
+        assert f"{tmp_path / 'file' / 'below'} cannot be written" in line
+        assert f"export {store.NAMED}=FOLDER" in line
 
 
 def test_what_everybody_could_write_to_is_not_loaded(run, tmp_path):

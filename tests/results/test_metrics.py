@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from labkit.core.errors import InputError
 from labkit.core.events import Events, Kind, events
 from labkit.core.jobs import Jobs
-from labkit.core.resources import GPUS
+from labkit.core.resources import GPUS, amounts
 from labkit.results import (
     RunInfo,
     RunRecord,
@@ -50,6 +50,24 @@ def test_time_split_by_hand():
     assert split["training_s"].tolist() == [15 + 18, 10 + 16, 5]
 
 
+def test_a_job_that_is_rescaled_without_a_pause_trains_on_meanwhile():
+    rows = log(
+        (0, Kind.ARRIVED, 0), (0, Kind.PLACED, 0, W, 0, 2), (0, Kind.STARTED, 0),
+        (10, Kind.PLACED, 0, W, 0, 2), (10, Kind.PLACED, 0, W, 1, 1), (14, Kind.RESCALED, 0), (20, Kind.COMPLETED, 0),
+    )  # fmt: skip
+    split = time_split(rows, three_jobs())
+    assert split.loc[0, ["overhead_s", "training_s"]].tolist() == [0, 20]
+
+
+def test_a_job_between_two_leases_trains_from_the_first_progress_of_the_second():
+    rows = log(
+        (0, Kind.ARRIVED, 0), (0, Kind.PLACED, 0, W, 0, 3), (0, Kind.STARTED, 0),
+        (10, Kind.PAUSED, 0), (14, Kind.PROGRESSED, 0), (20, Kind.COMPLETED, 0),
+    )  # fmt: skip
+    split = time_split(rows, three_jobs())
+    assert split.loc[0, ["overhead_s", "training_s"]].tolist() == [14 - 10, 10 + 20 - 14]
+
+
 def test_summary_by_hand():
     found = summary(by_hand(), three_jobs(), TWO_MACHINES)
     expected = {
@@ -76,6 +94,14 @@ def test_summary_by_hand():
         "n_decisions": 2,
     }
     assert found == pytest.approx(expected)
+
+
+def test_a_run_that_begins_an_hour_later_is_worth_the_same():
+    """Makespan and utilisation count from the first arrival, not from time 0 of the log."""
+    later = by_hand()
+    later["time_s"] += 3600
+    first, second = (summary(rows, three_jobs(), TWO_MACHINES) for rows in (by_hand(), later))
+    assert second == pytest.approx(first)
 
 
 def test_utilisation_by_hand():
@@ -137,6 +163,28 @@ def test_gpus_that_are_shared_count_half_until_one_of_the_two_lets_go():
     bars = gantt(rows, jobs, TWO_MACHINES)
     of_b = bars[(bars["id"] == "b") & (bars["role"] == "worker") & (bars["machine"] == "m0")]
     assert of_b[["gpus", "start_s", "end_s"]].to_numpy().tolist() == [[1, 20, 30], [2, 30, 50]]
+
+
+def test_servers_of_a_job_that_shares_its_workers_gpus_keep_theirs():
+    jobs = Jobs.of(
+        arrival_s=[0, 10],
+        total_steps=1,
+        duration_s=[20, 25],
+        n_workers=3,
+        n_ps=[0, 1],
+        ps_demand=amounts(gpus=1, cpus=1),
+    )
+    bars = gantt(paired_log(), jobs, TWO_MACHINES)
+    of_servers = bars[bars["role"] == "ps"]
+    assert of_servers[["gpus", "start_s", "end_s"]].to_numpy().tolist() == [[1, 20, 50]]
+
+
+def test_cores_and_memory_are_those_of_the_decision_where_it_gave_some():
+    rows = by_hand()
+    rows["cpus"][rows["kind"] == Kind.PLACED] = 1.5
+    given, declared = (gantt(each, three_jobs(), TWO_MACHINES) for each in (rows, by_hand()))
+    assert given["cpus"].tolist() == (1.5 * given["count"]).tolist()
+    assert given["memory_gb"].tolist() == declared["memory_gb"].tolist()
 
 
 @pytest.mark.parametrize("n", range(len(paired_log())))
