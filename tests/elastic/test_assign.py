@@ -129,6 +129,11 @@ def test_paa_is_that_of_optimus_table_3():
     assert (round(figures["size_diff"] / 1e6, 1), figures["req_diff"], figures["total_req"]) == (0.1, 1, 157)
 
 
+def test_paa_puts_a_block_where_it_fits_best_and_where_it_fits_nowhere_on_the_least_loaded_server():
+    filling = Filling(np.array([3.0, 6.0, 0.0]), np.zeros(3, np.int64), capacity=9.0)
+    assert [filling.best_fit(size) for size in (3.0, 4.0, 7.0, 10.0)] == [1, 0, 2, 2]
+
+
 @given(SIZES, st.integers(1, 20))
 def test_paa_places_every_number_once(sizes, n_servers):
     pieces = published(sizes, n_servers=n_servers)
@@ -183,6 +188,12 @@ def test_nothing_moves_where_nothing_changes(job):
     sizes, before, _, load = job
     owner = reassign({}, sizes, before, load=load)
     assert moved(owner, reassign(owner, sizes, before[::-1], load=load)) == {}
+
+
+def test_no_block_moves_for_the_last_bit_of_a_sum():
+    """Nine times 0.1 is 0.8999... one after the other, and 0.9 in pairs, as numpy has it."""
+    owner = {block: "a" if block < 9 else "b" for block in range(17)}
+    assert reassign(owner, [10] * 17, ["a", "b"], load=[0.1] * 17) == owner
 
 
 @given(st.integers(1, 200), st.data())
