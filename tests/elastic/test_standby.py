@@ -10,7 +10,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.controller_state import End, Load, Start, Tell
+from labkit.elastic.controller.controller_state import End, Load, Note, Start, Tell
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.messages.orders import (
     DropReplicas,
@@ -177,6 +177,21 @@ def test_a_server_that_is_to_leave_stays_until_it_has_given_away_what_it_was_pro
     assert n_rounds == 2
     assert set(job.owner.values()) == {"ps-1"}
     assert "ps-2" in [end.name for end in play.all(End)]
+
+
+def test_a_new_server_with_blocks_stays_where_its_request_is_dropped_since_training_is_about_to_end() -> None:
+    """The server that it replaces was promoted meanwhile, and the steps that are left do not suffice for more moves."""
+    play = Followed()
+    play.done(play.machine.scale(replace=["ps-2"], strategy="suspend"))
+    play.join()
+    play.move()
+    play.kill("ps-0")
+    play.inherit()
+    play.step(97)
+    play.follow()
+    assert [note.columns["why"] for note in play.all(Note) if note.event == "dropped"] == ["training is about to end"]
+    assert set(play.machine.job.owner.values()) == {"ps-1", "ps-2", "ps-3"}
+    assert not play.all(End)
 
 
 def test_a_move_goes_on_from_the_new_owner_if_the_old_one_dies_amid_it() -> None:
