@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from labkit.elastic.protocol.messages.orders import (
     BlockMove,
     ConnectTo,
     CopyBlocks,
+    FinishStep,
     ForgetBlocks,
     GrantLease,
     Halt,
@@ -177,6 +179,20 @@ def test_suspension_holds_all_workers_at_one_version_and_lets_them_go_afterwards
     assert {tell.to for tell in play.told(Resume)} == {"worker-0", "worker-1"}
 
 
+@pytest.mark.parametrize("strategy", ["suspend", "checkpoint"])
+def test_a_scaling_at_a_version_that_no_worker_would_wait_at_is_dropped(strategy: str) -> None:
+    """With the last of 100 steps workers end: they would not pause at version 100."""
+    early, late = Play(), Play()
+    for play, last in ((early, 96), (late, 97)):
+        play.train()
+        play.step(last)
+        play.done(play.machine.scale(servers=1, strategy=strategy))
+        play.join()
+    assert {tell.order.version for tell in early.told(PauseAtVersion)} == {99}
+    assert not late.told(PauseAtVersion)
+    assert [note.columns["why"] for note in late.all(Note) if note.event == "dropped"] == ["training is about to end"]
+
+
 def test_servers_that_go_give_up_their_blocks_before_they_are_ended() -> None:
     play = Play(servers=3)
     play.train()
@@ -221,6 +237,31 @@ def test_the_leaves_of_a_worker_that_died_go_to_the_others_at_once_and_it_is_rep
     assert play.covered() == list(range(8))
     assert play.all(Start)[-1].name == "worker-3"
     assert not play.told(Halt)
+
+
+def test_the_leaves_of_a_worker_that_died_go_to_none_that_lacks_the_parameters_still() -> None:
+    """The others would wait for its gradients until it has them."""
+    play = Play(workers=3)
+    play.train()
+    play.done(play.machine.scale(workers=1, strategy="handover"))
+    play.join()
+    play.done(play.machine.left("worker-1", reason="killed"))
+    assert play.leaves["worker-3"] == (0, 0)
+    assert play.covered() == list(range(8))
+
+
+def test_the_last_worker_with_the_parameters_does_not_leave_before_another_has_them() -> None:
+    """The one that was to follow it died: the next one is no part of the request, but is waited for."""
+    play = Play(workers=1)
+    play.train()
+    play.done(play.machine.scale(replace=["worker-0"], strategy="handover"))
+    play.join()
+    play.done(play.machine.left("worker-1", reason="killed"))
+    play.join()
+    assert not play.told(FinishStep)
+    play.done(play.machine.reported("worker-2", TrainingBegun(version=4)))
+    assert [tell.to for tell in play.told(FinishStep)] == ["worker-0"]
+    assert play.leaves["worker-2"] == (0, 8)
 
 
 def test_the_death_of_a_server_with_blocks_takes_all_members_back_to_a_checkpoint() -> None:
@@ -510,6 +551,20 @@ def test_a_member_that_was_cut_off_and_comes_back_is_told_what_it_missed_and_not
     assert {ReportState, CopyBlocks, HandOver} <= set(later)
     assert Stop not in later
     assert play.notes()[-1] == "rejoined"
+
+
+def test_a_server_that_comes_back_is_told_again_to_hand_over_what_it_has_and_nothing_that_has_arrived() -> None:
+    play = Play()
+    play.train()
+    play.done(play.machine.scale(servers=2, strategy="handover"))
+    play.join()
+    order = next(tell.order for tell in play.told(HandOver) if tell.to == "ps-0")
+    (block, owner), left = order.moves
+    play.done(play.machine.reported(owner, OwnsBlock(block=block, version=3, moves=1)))
+    n_told = len(play.told(HandOver))
+    for name in ("ps-0", owner):
+        play.done(play.machine.joined(name, address=f"unix:/{name}"))
+    assert [(tell.to, tell.order.moves) for tell in play.told(HandOver)[n_told:]] == [("ps-0", [left]), (owner, [])]
 
 
 def test_a_worker_that_comes_back_is_asked_what_it_has_and_gets_no_order_of_servers() -> None:
@@ -834,6 +889,30 @@ def test_no_samples_are_leased_while_training_goes_back_to_a_checkpoint() -> Non
     play.done(play.machine.tick(["worker-0", "worker-1"], now_s=2.0))
     play.done(play.machine.reported("worker-0", WantsLease()))
     assert [tell.to for tell in play.told(GrantLease)] == ["worker-0"]
+
+
+@pytest.mark.parametrize("heard", [[], [0]])
+def test_the_loss_of_an_update_counts_once_however_often_it_is_reported(heard: list[int]) -> None:
+    """Workers report their latest updates again to a controller that they had lost, and to one that took over."""
+    play, records = Play(sync=False, n_samples=640, batch=8), []
+
+    def reported_twice() -> list[tuple[int, float]]:
+        n_heard = len(play.heard)
+        for again in (False, True):
+            play.done(play.machine.reported("worker-0", replace(update, again=again)))
+        notes = [c for c in play.heard[n_heard:] if isinstance(c, Note) and c.event == "loss"]
+        return [(note.columns["version"], note.columns["loss"]) for note in notes]
+
+    play.machine._leases._journal = records.append
+    play.train()
+    play.done(play.machine.reported("worker-0", WantsLease()))
+    token, _, start, _ = play.told(GrantLease)[0].order.lease
+    update = UpdateDone(1, token, start + 8, loss=0.5, staleness=0, compute_s=0.1, wait_s=0.0)
+    assert reported_twice() == [(0, 0.5)]
+    state = play.machine.state()
+    play.machine = Controller(play.machine.job.terms, reassign=reassign)
+    play.done(play.machine.take_over(state, records=records, heard=heard))
+    assert reported_twice() == ([] if heard else [(0, 0.5)])
 
 
 def test_samples_that_kill_workers_are_still_named_after_an_era_that_began_from_a_checkpoint() -> None:

@@ -65,6 +65,13 @@ def test_after_a_death_only_those_followers_change_that_must_or_that_level_the_l
         assert after == kept
 
 
+def test_no_follower_changes_for_less_than_five_percent() -> None:
+    """The servers hold 202, 200 and 202: a move would send a block through the network for half a percent."""
+    owner = {0: "a", 1: "b", 2: "c", 3: "c", 4: "c"}
+    before = {0: "b", 1: "c", 2: "a", 3: "a", 4: "a"}
+    assert followers(owner, [100, 100, 100, 1, 1], ["a", "b", "c"], before=before) == before
+
+
 def test_with_one_server_left_no_server_follows() -> None:
     assert followers({0: "a", 1: "a"}, [1, 1], ["a"], before={0: "b", 1: "b"}) == {}
 

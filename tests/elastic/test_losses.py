@@ -40,6 +40,14 @@ def test_what_is_told_again_completes_a_step_but_repeats_none():
     assert losses.add(0, [(0, 1.0), (1, 3.0)]) == 2.0  # training went back, and did the step again
 
 
+def test_of_a_shard_that_is_computed_again_the_last_loss_counts():
+    """Training went back before the step was complete: a GPU may have other bits then, and the first ones are lost."""
+    losses = StepLosses(2)
+    losses.add(0, [(0, 1.0)])
+    losses.add(0, [(0, 1.5)])
+    assert losses.add(0, [(1, 2.5)]) == 2.0
+
+
 def test_a_million_steps_leave_little_in_memory():
     losses = StepLosses(2)
     for version in range(20 * REMEMBERED):

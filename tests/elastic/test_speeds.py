@@ -38,6 +38,14 @@ def test_noise_is_no_reason_to_deal_anew() -> None:
     assert steps(speeds, {"a": 1.0, "b": 1.0, "c": 1.0}, n=200, noise=0.3) == 0
 
 
+def test_one_long_step_is_no_reason_to_deal_anew() -> None:
+    """Any worker may have to wait once, for a disk or a file: its speed is a mean of its steps, not the last one."""
+    speeds = ShardBalance()
+    speeds.dealt(["a", "b"], n_shards=16)
+    steps(speeds, {"a": 1.0, "b": 1.0}, n=FRESH)
+    assert steps(speeds, {"a": 1.0, "b": 0.5}, n=1) == 0
+
+
 def test_nothing_is_dealt_anew_before_every_worker_was_measured_some_times() -> None:
     speeds = ShardBalance()
     speeds.dealt(["fast", "slow"], n_shards=16)

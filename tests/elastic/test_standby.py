@@ -10,7 +10,7 @@ import pytest
 
 from labkit.core.errors import InputError
 from labkit.elastic.controller.block_assignment import reassign
-from labkit.elastic.controller.controller_state import Load, Start, Tell
+from labkit.elastic.controller.controller_state import End, Load, Note, Start, Tell
 from labkit.elastic.controller.state_machine import Controller
 from labkit.elastic.protocol.messages.orders import (
     DropReplicas,
@@ -116,6 +116,17 @@ def test_one_after_the_other_may_die() -> None:
     assert not play.told(Halt)
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_no_server_is_promoted_that_dies_with_the_owner_or_is_not_there(joined: bool) -> None:
+    """Workers would wait for it."""
+    play = Followed()
+    owner, replication = dict(play.machine.job.owner), play.machine.replication
+    assert {replication.replicas[b][0] for b, name in owner.items() if name == "ps-0"} == {"ps-1", "ps-2"}
+    play.machine.job.members["ps-1"].joined = joined
+    assert replication.promote({"ps-0", "ps-1"} if joined else {"ps-0"}) is None
+    assert play.machine.job.owner == owner
+
+
 def test_if_owner_and_follower_both_die_all_members_go_back() -> None:
     play = Followed(servers=2)
     play.kill("ps-0")
@@ -151,6 +162,38 @@ def test_the_former_follower_keeps_following_until_the_new_one_has_the_block() -
     assert {b for tell in play.told(DropReplicas) for b, _ in tell.order.blocks}
 
 
+def test_a_server_that_is_to_leave_stays_until_it_has_given_away_what_it_was_promoted_to_meanwhile() -> None:
+    play = Followed()
+    play.done(play.machine.scale(servers=-1, strategy="handover"))
+    play.kill("ps-0")
+    play.inherit()
+    job, heard, n_rounds = play.machine.job, 0, 0
+    while "ps-2" in job.owner.values() and n_rounds < 3:
+        assert "ps-2" not in [end.name for end in play.all(End)]
+        told, heard, n_rounds = play.heard[heard:], len(play.heard), n_rounds + 1
+        orders = [c.order for c in told if isinstance(c, Tell) and isinstance(c.order, HandOver)]
+        for block, to in [move for order in orders for move in order.moves]:
+            play.done(play.machine.reported(to, OwnsBlock(block=block, version=5, moves=job.moves[block] + 1)))
+    assert n_rounds == 2
+    assert set(job.owner.values()) == {"ps-1"}
+    assert "ps-2" in [end.name for end in play.all(End)]
+
+
+def test_a_new_server_with_blocks_stays_where_its_request_is_dropped_since_training_is_about_to_end() -> None:
+    """The server that it replaces was promoted meanwhile, and the steps that are left do not suffice for more moves."""
+    play = Followed()
+    play.done(play.machine.scale(replace=["ps-2"], strategy="suspend"))
+    play.join()
+    play.move()
+    play.kill("ps-0")
+    play.inherit()
+    play.step(97)
+    play.follow()
+    assert [note.columns["why"] for note in play.all(Note) if note.event == "dropped"] == ["training is about to end"]
+    assert set(play.machine.job.owner.values()) == {"ps-1", "ps-2", "ps-3"}
+    assert not play.all(End)
+
+
 def test_a_move_goes_on_from_the_new_owner_if_the_old_one_dies_amid_it() -> None:
     play = Followed()
     play.done(play.machine.scale(servers=1, strategy="handover"))
@@ -172,6 +215,14 @@ def test_a_server_that_cannot_be_given_a_block_to_follow_is_ended() -> None:
     owner = play.machine.job.owner[block]
     play.done(play.machine.reported(owner, ReplicaFailed(block=block, turn=turn, follower=name, why="")))
     assert name not in play.machine.job.members
+
+
+def test_a_server_that_comes_back_is_told_again_to_replicate_its_own_blocks_alone() -> None:
+    play = Play(servers=3, standby=True)
+    play.train()
+    first, n_told = [tell for tell in play.told(Replicate) if tell.to == "ps-0"], len(play.told(Replicate))
+    play.done(play.machine.joined("ps-0", address="unix:/ps-0"))
+    assert play.told(Replicate)[n_told:] == first
 
 
 def test_a_controller_that_takes_over_knows_which_servers_follow_and_which_were_about_to() -> None:

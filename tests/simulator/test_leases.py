@@ -62,6 +62,14 @@ def told(rows: Any) -> list[tuple[float, str, int, float]]:
     return [(r["time_s"], Kind(r["kind"]).name, r["job"], r["value"]) for r in rows[wanted]]
 
 
+def test_a_cluster_without_jobs_has_no_round_that_is_over_and_time_passes_to_the_next_arrival() -> None:
+    """First, since a session would wait for this arrival for ever."""
+    jobs = Jobs.of(arrival_s=[50], total_steps=[4], duration_s=[1])
+    simulator = Simulator(jobs, CLUSTER, speed=Given([1.0]), lease_s=10)
+    rows = simulator.advance(np.inf, stop_at_event=True)
+    assert (rows["kind"].tolist(), simulator.now_s) == ([Kind.ARRIVED], 50)
+
+
 def test_a_round_ends_with_its_last_lease_and_a_lease_has_whole_steps() -> None:
     """1.25 steps/s: 12 steps in 9.6 s; 0.15: one step in 6.67 s; the second round ends early, as no job has more."""
     jobs = Jobs.of(arrival_s=[0, 0], total_steps=[20, 2], n_workers=1, duration_s=[1, 1])

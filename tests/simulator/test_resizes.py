@@ -58,6 +58,13 @@ def test_a_job_goes_on_with_other_cores_at_the_speed_of_eq_1(overheads: Overhead
     assert run.ledger.belief["speed"][0] == pytest.approx(0.4)
 
 
+def test_amounts_as_declared_are_no_resize_though_decisions_have_them_in_single_precision() -> None:
+    jobs = JOBS.with_columns(ps_demand=amounts(cpus=0.1)[None])
+    run = Session(Simulator(jobs, CLUSTER, speed=Recorded(jobs, CLUSTER)), cadence=every_slot(10))
+    run.step(placed())
+    assert kinds(run.step(placed(worker=1, ps=0.1))) == ["DECIDED"]
+
+
 def test_a_resize_is_in_tables_files_and_replays() -> None:
     run = Session(Simulator(JOBS, CLUSTER, speed=model()), cadence=every_slot(10))
     run.step(placed())

@@ -255,7 +255,7 @@ def _needed(blocks: list[int], weight: Floats, cost: Floats, excess: float) -> l
 
 def _settle(owner: Ints, weight: Floats, n_servers: int) -> None:
     """Give blocks without an owner to the least loaded servers, the heaviest first, in place."""
-    total = np.bincount(owner[owner >= 0], weight[owner >= 0], n_servers)
+    total = np.bincount(owner[owner >= 0], weight[owner >= 0], n_servers).astype(np.float64)  # of none, integers
     loose = np.flatnonzero(owner < 0)
     for block in loose[np.argsort(-weight[loose], kind="stable")].tolist():
         owner[block] = np.argmin(total)

@@ -177,12 +177,12 @@ class ScalingQueue:
             self.current.forget(member.name)
 
     def drop(self, why: str) -> None:
-        """Drop the current request: members that were started for it end."""
+        """Drop the current request: members that were started for it end, but for servers that have blocks already."""
         if self.current is None:
             return
         self._out.note("dropped", scaling=self.current.number, why=why)
         for name in self.current.new:
-            if name in self._job.members:
+            if name in self._job.members and name not in self._job.owner.values():
                 self._job.members[name].leaving = True
                 self._out.end(name)
         self.current = None
