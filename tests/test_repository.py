@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -206,10 +207,23 @@ def test_a_python_that_will_not_do_is_told_in_one_line(checkout, program, said):
     assert not (checkout / ".venv").exists()
 
 
-def test_ci_runs_the_checks_and_the_tests():
+@pytest.mark.parametrize("fails", ["", "check", "pythons", "test"])
+def test_ci_runs_the_checks_and_the_tests_and_fails_with_each_of_them(tmp_path, fails):
+    """What the tests print comes last."""
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    made = [line.split("  #")[0].strip() for line in script.read_text().split("\n") if line.strip().startswith("make ")]
-    pythons = 'make pythons PYTHONS="/usr/bin/python3 python3.13"'
-    assert made == ["make check &", pythons, 'make test NOTEBOOKS="$(echo notebooks/*.ipynb)"']
+    make = tmp_path / "make"
+    make.write_text(
+        f'#!/bin/sh\necho "$1" >> {tmp_path}/made\n[ "$1" != test ] || echo summary\n[ "$1" != "{fails}" ]\n'
+    )
+    make.chmod(0o755)
+    words = "git sshd chromium ssh sftp tc unshare ps apt-get"  # as if all were there, and nothing to be installed
+    for word in words.split():
+        (tmp_path / word).write_text("#!/bin/sh\n")
+        (tmp_path / word).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([script], env=env, check=False, capture_output=True, text=True)
+    assert (done.returncode != 0) == bool(fails)
+    made = (tmp_path / "made").read_text().split()
+    assert {"pythons", ".venv/.with-dev"} <= {*made}
+    assert fails == "pythons" or ({"check", "test"} <= {*made} and done.stdout.endswith("summary\n"))
