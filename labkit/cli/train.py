@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, Unpack
 
@@ -265,11 +264,15 @@ def _verify(
     left_out = {"workers", "folder", "most_servers", "steps"}
     options = {key: value for key, value in arguments.items() if key not in left_out}
     wrong = 0
-    found = verification.verify(
-        verification.VerifiedTraining(training.model, training.data, training.loss, options), steps=steps
-    )
-    seeds = (verification.hash_seeds(each, seed=seed) for each in [file] if is_file(str(each)))
-    for finding in chain(found, seeds):  # what a job refuses comes first
+
+    def findings() -> Iterator[verification.Verified]:
+        """Yield what a job refuses first."""
+        verified = verification.VerifiedTraining(training.model, training.data, training.loss, options)
+        yield from verification.verify(verified, steps=steps)
+        if is_file(str(file)):
+            yield verification.hash_seeds(file, seed=seed)
+
+    for finding in findings():
         print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
         wrong += not finding.right
     raise typer.Exit(1 if wrong else 0)

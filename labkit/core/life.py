@@ -156,6 +156,8 @@ class Traits:
         from it; None: no need.
     follows_record : bool
         It follows the schedule that the trace recorded: overheads, speeds, limits and rules do not count.
+    over_reservations : bool
+        It is asked about all hosts at once while reservations hold, and keeps them by the holds of its `Context`.
     pays : mapping or None
         Dollars per GPU and hour by device type, of one that minimises cost.
 
@@ -175,6 +177,7 @@ class Traits:
     oracle: bool = False
     measure_every_s: float | None = None
     follows_record: bool = False
+    over_reservations: bool = False
     pays: Mapping[str, float] | None = None
 
     @classmethod

@@ -15,6 +15,7 @@ from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
 from labkit.elastic.server.optimizers import OwnUpdate, optimizer
 from labkit.elastic.worker.forward import LossParts, backward, cast, checked, clock_of, parted
+from labkit.system.threads import one_thread
 
 BATCH: Final = 64
 """Samples of an update where neither options nor a DataLoader say it, as in `labkit.elastic.start`."""
@@ -95,21 +96,16 @@ def plain_losses(
     model: Any, data: Any, loss: Callable[..., Any], options: Mapping[str, Any], steps: int
 ) -> list[float]:  # fmt: skip
     """Train a model by `plain_rounds`, with one thread, as workers do; return the loss of each step."""
-    import torch
-
-    takes, n_threads = clock_of(loss), torch.get_num_threads()
-    rounds = plain_rounds(model, data, options, steps)
-    torch.set_num_threads(1)
-    try:
-        asked = next(rounds)
-        while True:
-            with cast("cpu", options.get("precision", FLOAT32)):
-                parts = parted(loss(model, asked.batch, **takes(step=asked.step, epoch=asked.epoch)))
-            asked = rounds.send(parts)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    finally:
-        torch.set_num_threads(n_threads)
+    takes, rounds = clock_of(loss), plain_rounds(model, data, options, steps)
+    with one_thread():
+        try:
+            asked = next(rounds)
+            while True:
+                with cast("cpu", options.get("precision", FLOAT32)):
+                    parts = parted(loss(model, asked.batch, **takes(step=asked.step, epoch=asked.epoch)))
+                asked = rounds.send(parts)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
 
 
 class Steppers:

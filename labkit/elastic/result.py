@@ -85,8 +85,8 @@ class Result:
     def load_optimizer(self, optimizer: Any, scheduler: Any = None) -> None:
         """Give an optimizer of torch over the model's parameters, and its scheduler, what they have after the job.
 
-        Then `optimizer.state_dict()` is that of a loop of torch, and `start(optimizer=...)` goes on with it. Of several
-        in turn, give both as lists.
+        `optimizer.state_dict()` then equals that of a plain torch loop, and `start(optimizer=...)` continues from it.
+        Pass lists for optimizers that alternate.
 
         Raises
         ------

@@ -25,6 +25,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.models.sizes import whole
+from labkit.system.threads import one_thread
 
 if TYPE_CHECKING:
     from labkit.elastic.options import LoopOptions
@@ -243,25 +244,21 @@ class ScriptLoop:
         self._over = True
 
     def _alone(self) -> Iterator[Any]:
-        import torch
-
         from labkit.elastic.plain import plain_rounds
         from labkit.elastic.protocol.program import FLOAT32
         from labkit.elastic.worker.forward import cast, parted
 
         self._tell_alone()
-        rounds, n_threads = plain_rounds(self.model, self.data, self.training, self.steps), torch.get_num_threads()
-        torch.set_num_threads(1)  # as workers: the bits may depend on it
-        try:
-            asked = next(rounds)
-            while True:
-                with cast("cpu", self.options.get("precision", FLOAT32)):
-                    yield from self._body(asked)
-                asked = rounds.send(parted(self._returned))
-        except StopIteration:
-            self._over = True
-        finally:
-            torch.set_num_threads(n_threads)
+        rounds = plain_rounds(self.model, self.data, self.training, self.steps)
+        with one_thread():  # as workers
+            try:
+                asked = next(rounds)
+                while True:
+                    with cast("cpu", self.options.get("precision", FLOAT32)):
+                        yield from self._body(asked)
+                    asked = rounds.send(parted(self._returned))
+            except StopIteration:
+                self._over = True
 
     @property
     def changed(self) -> list[str]:

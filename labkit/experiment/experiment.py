@@ -66,6 +66,7 @@ from labkit.results.record import LOAD, RunInfo, RunRecord, RunState
 from labkit.results.store import RunWriter
 from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Simulator, Troubles, Variation
+from labkit.simulator.disturbances import checkpoints_s
 from labkit.simulator.limits import TimeLimits
 from labkit.simulator.measuring import check_every
 from labkit.simulator.troubles import troubles as troubles_of
@@ -440,9 +441,7 @@ class Experiment:
         gated = bool(rules_of_jobs(self.jobs))
         refuse_unruly(scheduler, self.quotas, self.reservations, name=called, hosting=self.hosting, gated=gated)
         if self.preemption_loses_work:
-            faults_s = 0.0 if self.faults is None else self.faults.checkpoint_s
-            every_s = faults_s if self.checkpoint_s is None else self.checkpoint_s
-            refuse_turns(scheduler, checkpoint_s=every_s, name=called)
+            refuse_turns(scheduler, checkpoint_s=checkpoints_s(self.faults, self.checkpoint_s), name=called)
         experiment = self
         if Traits.of(scheduler).ideal:
             jobs, cluster, speed = fluid(self.jobs, self.cluster, self.speed)

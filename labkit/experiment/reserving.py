@@ -11,6 +11,7 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.ledger import HOLDING, Ledger
+from labkit.core.life import Traits
 from labkit.core.part_snapshot import PartSnapshot
 from labkit.core.placement import Placement, Reason
 from labkit.core.protocols import Scheduler
@@ -146,7 +147,7 @@ class ReservationControl:
         parts = self._now(snapshot.now_s)
         if parts.plain:
             return scheduler.schedule(snapshot)
-        if getattr(scheduler, "over_reservations", False):
+        if Traits.of(scheduler).over_reservations:
             return self._at_once(scheduler, snapshot, parts)
         active = snapshot.jobs.number
         at = np.full(len(self._own), NOWHERE, np.int32)

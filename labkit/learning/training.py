@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -28,6 +27,7 @@ from labkit.experiment.fitting import refuse_unfit
 from labkit.schedulers import make
 from labkit.speed.tabled import ByCounts
 from labkit.system.release import how_to_get
+from labkit.system.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -148,7 +148,7 @@ class Training(Trains):
     def update(self) -> Update:
         """Learn from fresh episodes, here."""
         began_s, k = time.process_time(), self.n_done
-        with _on_one_core():
+        with one_thread():
             kind, (mean_jct, loss, entropy) = self._learn_once()
         self.n_done += 1
         self.cpu_s += time.process_time() - began_s
@@ -168,20 +168,6 @@ class Training(Trains):
         self._rng.bit_generator.state = state["rng"]
         self.n_done, self.slots, self.cpu_s = state["n_done"], state["slots"], state["cpu_s"]
         return self
-
-
-@contextmanager
-def _on_one_core() -> Iterator[None]:
-    """Let torch compute on one core: networks as small as ours learn faster there, to the same bits on any machine."""
-    torch = sys.modules.get("torch")  # trainers that use it have imported it
-    n_threads = torch.get_num_threads() if torch else 0
-    if torch:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if torch:
-            torch.set_num_threads(n_threads)
 
 
 class Schedule(Protocol):

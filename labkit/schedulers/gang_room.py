@@ -103,7 +103,7 @@ class GangRoom:
         return self._summed(np.where(self.groups(job), rooms(free, self._demand[0, job]), 0))
 
     def suffices(self, job: int, room: Ints) -> bool:
-        """Return whether machines with room for so many workers, (M,), can host a gang, if it may lie in any zone."""
+        """Return whether machines with room for so many workers, (M,), can host a gang, ignoring zones."""
         n, k = int(self._table.n_workers[job]), self.n_machines(job)
         return bool((room >= -(-n // k)).sum() >= k) if k > 0 else bool(room.sum() >= n)
 

@@ -130,6 +130,13 @@ class Faults:
             raise InputError(f"Faults.mtbf_s is {self.mtbf_s}; expected seconds > 0.")
 
 
+def checkpoints_s(faults: Faults | None, checkpoint_s: float | None) -> float:
+    """Return how far apart checkpoints are: `checkpoint_s`, or None: as `faults` has it; 0: nothing is lost."""
+    if checkpoint_s is not None:
+        return checkpoint_s
+    return faults.checkpoint_s if faults else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Losses:
     """Training loss of each job as it would be measured: 1 / (b0 * epoch + b1) + b2, times noise.

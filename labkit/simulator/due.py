@@ -12,7 +12,7 @@ from labkit.core.events import NO_EVENTS, Cause, Events, Kind, events, joined
 from labkit.core.protocols import PhaseModel, TroubleModel
 from labkit.core.resources import Bools, Floats, Ints
 from labkit.simulator import kernels
-from labkit.simulator.disturbances import Faults, Losses, Variation
+from labkit.simulator.disturbances import Faults, Losses, Variation, checkpoints_s
 from labkit.simulator.limits import TimeLimits
 from labkit.simulator.measuring import DetailedMeasuring, GrowingMemory, Measuring, check_every, grows
 from labkit.simulator.phases import Phases
@@ -59,7 +59,7 @@ class DueDisturbances:
         # a stream for each, so that all schedulers meet the same failures and the same speeds
         self._variation_rng, faults_rng, self._losses_rng = rng.spawn(3)
         self._every_s, self._limits = measure_every_s, limits
-        self.checkpoint_s = (faults.checkpoint_s if faults else 0.0) if checkpoint_s is None else checkpoint_s
+        self.checkpoint_s = checkpoints_s(faults, checkpoint_s)
         """How far apart checkpoints are; 0: nothing is lost where a job fails."""
         self._measuring = Measuring(truth.jobs, truth.speed)
         self._detail: DetailedMeasuring | None = None
