@@ -98,7 +98,7 @@ def _pip(extras: str) -> int:
     target = f".[{extras}]" if extras else "."
     command = [
         str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
-        "--progress-bar=off", "--editable", target, "--constraint", "constraints.txt",
+        "--progress-bar=off", "--no-compile", "--editable", target, "--constraint", "constraints.txt",
     ]  # fmt: skip
     text: list[str] = []
     with LOG.open("w", encoding="utf-8") as log, _Ticker(f"installing {extras or 'labkit'}") as ticker:
@@ -110,6 +110,9 @@ def _pip(extras: str) -> int:
             text.append(line)
             ticker.note(line)
         code = pip.wait()
+        if not code:  # pip would do it on one core; what cannot be compiled here is compiled when it is imported
+            ticker.doing = "compiling"
+            subprocess.run([command[0], "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")], capture_output=True)
     if not code:
         return 0
     said = "".join(text)

@@ -93,6 +93,9 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(
 ) -> None:
     given = {name: value() if isinstance(value, partial) else value for name, value in given.items()}
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path.with_suffix(".torch"))
+    )  # torch's first optimizer makes it
     options = {
         "model": nn.Linear(4, 2), "data": TensorDataset(X, Y), "loss": loss, "steps": 2, "batch": 16, "servers": 1,
         "lr": 0.1, **given,
