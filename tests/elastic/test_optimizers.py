@@ -17,6 +17,7 @@ from torch import optim
 
 from labkit.core.errors import InputError
 from labkit.elastic.server.optimizers import OPTIMIZERS, Optimizer, optimizer
+from tests.elastic.rounding import assert_torch_s
 
 N = 4_099  # a prime: torch's vector code has a rest to do one by one
 SQUARE_ROOT = torch.Tensor.sqrt
@@ -78,18 +79,18 @@ def both(name, options, kind, more, *, steps=30):
 @pytest.mark.parametrize(("name", "options", "kind", "more"), [c for c in CASES if c[0] != "adam"])
 def test_sgd_and_momentum_have_the_bits_of_torch(name, options, kind, more):
     ours, theirs, state = both(name, options, kind, more)
-    np.testing.assert_array_equal(bits(ours), bits(theirs))
+    assert_torch_s(ours, theirs)
     for mine, known in state.values():
-        np.testing.assert_array_equal(bits(mine), bits(known))
+        assert_torch_s(mine, known)
 
 
 @pytest.mark.parametrize(("name", "options", "kind", "more"), [c for c in CASES if c[0] == "adam"])
 def test_adam_has_the_bits_of_torch_once_torch_rounds_its_square_root(name, options, kind, more, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "sqrt", lambda x: torch.from_numpy(np.sqrt(x.numpy())))  # IEEE 754: exact
     ours, theirs, state = both(name, options, kind, more)
-    np.testing.assert_array_equal(bits(ours), bits(theirs))
+    assert_torch_s(ours, theirs)
     for mine, known in state.values():
-        np.testing.assert_array_equal(bits(mine), bits(known))
+        assert_torch_s(mine, known)
 
 
 @pytest.mark.parametrize(("name", "options", "kind", "more"), [c for c in CASES if c[0] == "adam"])

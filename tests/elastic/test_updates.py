@@ -23,6 +23,7 @@ from labkit.elastic.server.block import PAGE, GrowingValues, grown
 from labkit.elastic.server.optimizers import UpdateError, optimizer
 from labkit.elastic.server.update_rule import ClippedUpdates, ScheduledUpdates
 from labkit.elastic.shards import samples_of
+from tests.elastic.rounding import assert_torch_s
 from tests.elastic.stage import bind
 
 STEPS, BATCH, SHARDS, LR = 12, 16, 4, 0.5
@@ -121,8 +122,7 @@ def test_momentum_with_schedule_and_clipping_is_torch_s_with_lambda_lr_and_clip_
         rates.step()
         vector[:] = flat.detach().numpy()
 
-    # not in each bit: processors without fused multiply-add round torch's vectors otherwise
-    np.testing.assert_allclose(pack(found.model), in_one_process(apply), rtol=1e-6, atol=1e-7)
+    assert_torch_s(pack(found.model), in_one_process(apply))
 
 
 def test_schedule_and_clipping_change_no_bit_with_the_number_of_processes_nor_in_between(tmp_path: Path) -> None:
