@@ -272,6 +272,16 @@ OBJECTS = [
     (thing("JobSet", {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": template()}}}]},
            status={"conditions": [when("Completed", "09:00:00")]}), 4.0),
     (thing("PodGroup", {"minMember": 4, "minResources": {"nvidia.com/gpu": "8", "cpu": "16"}}), 8.0),
+    (thing("RayCluster", {"workerGroupSpecs": [
+        {"groupName": "g", "minReplicas": 2, "template": template()},
+        {"groupName": "off", "replicas": 4, "suspend": True, "template": template()},
+        {"groupName": "none", "replicas": 0, "template": template()}]}), 4.0),
+    (thing("MPIJob", {"gpus": 16, "template": template(cpu="4")}), 16.0),  # of the first version
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},
+           status={**FINISHED, "accumulatedPastExexcutionTimeSeconds": 3600}), 8.0),  # as Kueue spells it
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},
+           status={"accumulatedPastExecutionTimeSeconds": 1800, "conditions": [
+               when("Evicted", "09:00:00"), when("Admitted", "09:00:00", status="False")]}), 2.0),
 ]  # fmt: skip
 
 
@@ -284,6 +294,26 @@ def test_an_object_that_tells_of_pods_is_their_job(tmp_path, entry, gpu_hours):
     conditions = entry["status"].get("conditions") or ()
     guessed = entry["kind"] == "JobSet" and "startTime" not in entry["status"] and len(conditions) == 1
     assert any("start at their creation" in note for note in found.jobs.notes) == guessed
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {
+            "conditions": [
+                when("QuotaReserved", "08:00:00", status="False"),
+                when("Admitted", "08:00:00", status="False"),
+            ]
+        },
+        {"conditions": [when("Running", "08:00:00", status="False"), when("Suspended", "08:00:00")]},
+    ],
+)
+def test_an_object_that_waits_is_no_job(tmp_path, status):
+    waits = thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status=status)
+    text = json.dumps({"apiVersion": "v1", "items": [OBJECTS[0][0], waits | {"metadata": {
+        **waits["metadata"], "name": "other"}}]})  # fmt: skip
+    found = assert_read(put(tmp_path, "x.json", text), "kubernetes", jobs=1, gpu_hours=6.0)
+    assert found.ledger.left_out == {"never started": 2}
 
 
 def test_of_an_object_its_pods_and_what_it_made_one_counts(tmp_path):
@@ -328,6 +358,34 @@ def test_claims_of_devices_are_gpus_where_the_list_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("requests", "got", "gpus"),
+    [
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}], ["g"] * 4, 4.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}, {"name": "nic", "deviceClassName": "sriov"}],
+         [], 2.0),
+        ([{"firstAvailable": [{"name": "one", "deviceClassName": "gpu.nvidia.com"},
+                              {"name": "two", "deviceClassName": "gpu.nvidia.com", "count": 2}]}], ["g/two"] * 2, 2.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": True}}],
+         ["g"] * 8, 0.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "adminAccess": True}}], [], 0.0),
+    ],
+)  # fmt: skip
+def test_a_claim_counts_what_it_got_and_an_administrator_takes_nothing(tmp_path, requests, got, gpus):
+    results = [{"request": name, "device": f"gpu-{i}"} for i, name in enumerate(got)]
+    claim = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "lab"},
+        "spec": {"devices": {"requests": [{"name": "g", **request} for request in requests]}},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }  # fmt: skip
+    user, other = pod("a", ran=("08:00:00", "09:00:00")), pod("b", gpus=1, ran=("08:00:00", "09:00:00"))
+    user["metadata"]["namespace"] = "lab"
+    user["spec"]["resourceClaims"] = [{"name": "c", "resourceClaimName": "c"}]
+    found = ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": [user, other, claim]})))
+    assert hours(found) == gpus + 1
+    assert not any("a resource claim" in note for note in found.jobs.notes)
+
+
+@pytest.mark.parametrize(
     ("amounts", "gpus"),
     [
         ({"nvidia.com/mig-1g.5gb": 7}, 1.0),
@@ -339,6 +397,10 @@ def test_claims_of_devices_are_gpus_where_the_list_has_them(tmp_path):
         ({"nvidia.com/a100": 2}, 2.0),
         ({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-cores": 30}, 0.3),
         ({"nvidia.com/hca1": 1, "nvidia.com/cx5_bond": 1}, 0.0),
+        ({"koordinator.sh/gpu.shared": 4, "koordinator.sh/gpu-memory-ratio": 200}, 2.0),
+        ({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 50}, 0.5),
+        ({"volcano.sh/gpu-number": 2}, 2.0),
+        ({"alpha.kubernetes.io/nvidia-gpu": 2}, 2.0),
     ],
 )
 def test_resources_that_are_parts_of_gpus_count_as_parts(amounts, gpus):
@@ -415,6 +477,25 @@ def test_how_busy_gpus_were_is_no_number_of_gpus(tmp_path):
     assert hours(found) == 2.0
 
 
+@pytest.mark.parametrize(
+    ("columns", "cells", "gpus"),
+    [
+        ("Request GPU,GPU Memory,GPU Utilization", "4,1000,55", 4.0),
+        ("gpu_mem_avg,num_gpus", "16,2", 2.0),
+        ("numNodes,numAcc", "2,16", 16.0),
+    ],
+)
+def test_memory_of_gpus_is_no_number_of_gpus_and_accelerators_are_some(tmp_path, columns, cells, gpus):
+    assert hours(imported(tmp_path, f"id,submit,duration,{columns}\n1,0,3600,{cells}\n")) == gpus
+
+
+def test_steps_in_a_table_are_no_jobs_where_their_job_has_a_row(tmp_path):
+    lines = ("id,submit,duration,gpus", "12,0,3600,2", "12.batch,0,3600,2", "12.0,0,3600,2", "13.5,0,3600,1", "")
+    found = imported(tmp_path, "\n".join(lines))
+    assert (hours(found), found.ledger.unexplained_hours) == (3.0, 0)
+    assert found.ledger.left_out == {"of steps (.batch, .extern, srun) of jobs that have rows of their own": 2}
+
+
 def test_commas_in_numbers_are_told(tmp_path):
     notes = imported(tmp_path, "id;submit;duration;gpus\n1;0;1800,5;2\n").jobs.notes
     assert any("duration has commas of decimals: '1800,5' is 1800.5" in note for note in notes)
@@ -464,6 +545,20 @@ def test_a_comment_says_which_field_beyond_the_standard_ones_counts_gpus(tmp_pat
     path = put(tmp_path, "x.swf", f"; Version: 2.2\n; Fields: 19\n{comment}\n{line.format(1, 2)}{line.format(2, 0)}")
     found = assert_read(path, "swf", jobs=jobs, gpu_hours=gpu_hours)
     assert any("fields 19 to 19 are not read" in note for note in found.jobs.notes) == (not comment)
+
+
+@pytest.mark.parametrize(
+    ("comments", "gpu_hours"),
+    [
+        ("; Field 19: requested GPUs\n; Field 20: allocated GPUs", 4 + 8),
+        ("; Field 20: allocated GPUs\n; Field 19: requested GPUs", 4 + 8),
+        ("; Field 19: requested GPUs", 8 + 8),
+    ],
+)
+def test_of_fields_of_gpus_those_that_a_job_got_count(tmp_path, comments, gpu_hours):
+    line = "{} 0 10 3600 4 -1 -1 4 7200 -1 1 1 1 -1 1 1 -1 -1 8 {}\n"
+    path = put(tmp_path, "x.swf", f"; Version: 2.2\n{comments}\n{line.format(1, 4)}{line.format(2, -1)}")
+    assert_read(path, "swf", jobs=2, gpu_hours=gpu_hours)
 
 
 def test_a_job_that_squeue_saw_completing_ran_to_its_end(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from labkit.core.bounds import MAX_TASKS
@@ -112,14 +113,27 @@ def _ray(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     cluster = _mapping(spec.get("rayClusterSpec")) or spec
     groups = [_mapping(group) for group in cluster.get("workerGroupSpecs") or ()]
     found = [
-        _role(group.get("groupName"), int(group.get("replicas", 1)) * int(group.get("numOfHosts") or 1), group)
+        _role(group.get("groupName"), _group_size(group) * int(group.get("numOfHosts") or 1), group)
         for group in groups
+        if group.get("suspend") is not True
     ]
     return [_role("head", 1, cluster["headGroupSpec"]), *found] if "headGroupSpec" in cluster else found
 
 
-_ROLES: Final = {"Job": _job, "JobSet": _jobset, "Workload": _workload, "PodGroup": _podgroup, "TrainJob": _trainjob,
-                 "RayJob": _ray, "RayCluster": _ray}  # fmt: skip
+def _group_size(group: Mapping[str, Any]) -> int:
+    """Return the replicas of a group of workers, which lie between its bounds; 0 is Ray's default of both."""
+    return max(int(group.get("replicas") or 0), int(group.get("minReplicas") or 0))
+
+
+def _mpijob(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
+    """Return all GPUs of an MPIJob of the first version, which tells their number alone."""
+    n = spec.get("gpus") or spec.get("processingUnits")
+    each = {"containers": [{"resources": {"requests": {spec.get("processingResourceType") or "nvidia.com/gpu": 1}}}]}
+    return [PodRole("worker", n, each)] if isinstance(n, int) else []
+
+
+_ROLES: Final = {"Job": _job, "MPIJob": _mpijob, "JobSet": _jobset, "Workload": _workload, "PodGroup": _podgroup,
+                 "TrainJob": _trainjob, "RayJob": _ray, "RayCluster": _ray}  # fmt: skip
 
 
 def _role(name: object, n: object, holder: object) -> PodRole:
@@ -161,8 +175,10 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     over = next((kind for kind in (*holds, phase) if kind in OVER), "")
     ends = status.get("completionTime") or status.get("endTime") or moments.get(over)
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
-    begun = next((moments[kind] for kind in STARTED if moments.get(kind) and str(moments[kind]) != str(ends)), None)
-    starts = begun or status.get("startTime")
+    starts = next((moments[kind] for kind in STARTED if kind in holds and moments.get(kind)), status.get("startTime"))
+    if ran_s := next((value for key, value in status.items() if key.startswith("accumulatedPastExe")), 0):  # Kueue
+        ends = ends or (None if starts else moments.get("Evicted"))
+        starts = _before(starts or ends, ran_s)
     guess = bool(over) and not starts and _kind(entry) == "JobSet"  # its status tells no start
     starts = _metadata(entry).get("creationTimestamp") if guess else starts
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
@@ -173,6 +189,14 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
         "containerStatuses": [{"name": "all", "state": ran}],
         START_GUESSED: guess,
     }
+
+
+def _before(moment: object, seconds: object) -> str | None:
+    """Return the moment so many seconds before another one."""
+    try:
+        return (datetime.fromisoformat(str(moment)) - timedelta(seconds=float(str(seconds)))).isoformat()
+    except (ValueError, OverflowError):
+        return None if moment is None else str(moment)
 
 
 # --- claims of devices
@@ -224,18 +248,35 @@ def _keys(entry: Mapping[str, Any], claims: Mapping[Any, Any]) -> list[tuple[str
 
 
 def _claimed(entry: Mapping[str, Any]) -> float | None:
-    """Return the GPUs that a claim is for; None where that is not known."""
+    """Return the GPUs that a claim is for: those that it got, or else asks for; None where that is not known.
+
+    Whoever looks at devices as an administrator (`adminAccess`) takes none of them from others.
+    """
     spec = _mapping(entry.get("spec"))
     devices = _mapping(_mapping(spec.get("spec")).get("devices") or spec.get("devices"))
-    total = 0.0
-    for asked in map(_mapping, devices.get("requests") or ()):
-        exact = _mapping(asked.get("exactly")) or _mapping(next(iter(asked.get("firstAvailable") or ()), None)) or asked
+    allocated = _mapping(_mapping(_mapping(entry.get("status")).get("allocation")).get("devices"))
+    got = Counter(str(one.get("request")) for one in map(_mapping, allocated.get("results") or ()))
+    total, n_gpus = 0.0, 0
+    for name, exact in (_request(_mapping(asked), got) for asked in devices.get("requests") or ()):
         device = str(exact.get("deviceClassName", ""))
+        if not re.search(r"gpu|mig", device):  # a network card beside them, say
+            continue
+        n_gpus += 1
         part = slice_of(str(exact.get("selectors", ""))) if "mig" in device else 1.0
-        if not re.search(r"gpu|mig", device) or part is None or exact.get("allocationMode") == "All":
-            return None
-        total += part * int(exact.get("count") or 1)
-    return total or None
+        n = got[name] or (0 if exact.get("allocationMode") == "All" else int(exact.get("count") or 1))
+        if exact.get("adminAccess") is not True:
+            if not part or not n:
+                return None
+            total += part * n
+    return total if n_gpus else None
+
+
+def _request(asked: Mapping[str, Any], got: Counter[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the device of a request: of several ways to meet it the one that was taken, or the first."""
+    name = str(asked.get("name"))
+    ways = {f"{name}/{way.get('name')}": way for way in map(_mapping, asked.get("firstAvailable") or ())}
+    taken = next((way for way in ways if way in got), next(iter(ways), name))
+    return taken, _mapping(asked.get("exactly")) or ways.get(taken, asked)
 
 
 def _job_names(pod: Mapping[str, Any]) -> set[str]:

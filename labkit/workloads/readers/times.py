@@ -66,7 +66,8 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if written.any():
         text = _iso(raw[written].astype("str").str.strip())
         dated = text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
-        worded = text.str.contains(_MONTH, regex=True).to_numpy(np.bool_) & ~dated
+        year = text.str.contains(r"\b\d{4}\b", regex=True).to_numpy(np.bool_)
+        worded = text.str.contains(_MONTH, regex=True).to_numpy(np.bool_) & year & ~dated
         stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
         found = np.full(len(text), np.nan)
         if worded.any():
