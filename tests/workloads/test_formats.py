@@ -217,8 +217,9 @@ def lsf(job, *, start=T, hosts=("h1", "h1"), needs="rusage[ngpus_physical=2.00]"
         ([{"index": 1}, {"index": 2}], 2, 4.0),
         ([{"needs": "1*{rusage[ngpus_physical=2]} + 4*{rusage[ngpus_physical=1]}"}], 1, 6.0),
         ([{}, {"start": 0, "hosts": (), "status": 32}], 1, 2.0),
+        ([{"needs": "select[ngpus>0] rusage[ngpus_excl_p=2]"}], 1, 2.0),
     ],
-    ids=["one host", "two hosts", "array", "compound requirement", "never started"],
+    ids=["one host", "two hosts", "array", "compound requirement", "never started", "by mode"],
 )
 def test_lsf_tells_gpus_of_each_host(tmp_path, given, jobs, gpu_hours):
     text = "\n".join(lsf(10 + i * (not each.get("index")), **each) for i, each in enumerate(given))
@@ -464,6 +465,9 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         ("id,submit,duration,nodes_req,gpus_per_node_req\n1,0,1h,4,4\n", 16.0),
         ("id,submit,duration,instance_count,gpus_per_instance\n1,0,1h,2,8\n", 16.0),
         ("id,submit,duration,world_size\n1,0,1h,16\n", 16.0),
+        ("id,submit,duration,nodes,GPUs/node\n1,0,1h,4,8\n", 32.0),
+        ("id,submit,start,end,gpus\n1,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,Mar  1 11:00:00 2024 L,2\n"
+         "2,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,-,2\n", 2.0),
     ],
 )  # fmt: skip
 def test_numbers_dates_and_records_as_people_write_them(tmp_path, text, gpu_hours):

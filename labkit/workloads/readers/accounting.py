@@ -373,7 +373,8 @@ References
 .. [1] IBM Spectrum LSF, lsb.acct(5).
 """
 _LSF_USAGE: Final = 19
-_LSF_GPUS: Final = re.compile(r"ngpus_physical=(\d+(?:\.\d+)?)")
+_LSF_GPUS: Final = re.compile(r"ngpus_(?:physical|shared|excl_[pt])=(\d+(?:\.\d+)?)")
+"""GPUs of each host; older versions name them by their mode."""
 
 
 def read_lsf(path: str | Path) -> Jobs:
@@ -415,7 +416,7 @@ def _of_lsf(cells: Sequence[str]) -> dict[str, Any] | None:
         index = int(rest[6])
     except (IndexError, ValueError):
         return None
-    needs = [cell for cell in (cells[13], *rest) if "ngpus_physical" in cell]
+    needs = [cell for cell in (cells[13], *rest) if _LSF_GPUS.search(cell)]
     machines = dict.fromkeys(hosts)
     gpus = _lsf_gpus(needs[-1], len(machines)) if needs else 0.0
     start = cells[10] if cells[10] != "0" else None

@@ -232,7 +232,7 @@ def words_of(column: str) -> tuple[tuple[str, ...], str]:
     >>> words_of("runTime_min"), words_of("Submit Time")
     ((('run', 'time'), 'min'), (('submit', 'time'), ''))
     """
-    words = tuple(word.lower() for word in _WORD.findall(column))
+    words = tuple(word.lower() for word in _WORD.findall(column.replace("/", " per ")))
     unit = _SUFFIXES.get(words[-1], "") if len(words) > 1 else ""
     return (words[:-1], unit) if unit else (words, "")
 

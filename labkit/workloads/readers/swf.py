@@ -101,7 +101,7 @@ def swf(path: str | Path) -> Read:
 
 
 def _known(column: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return fields with NaN for what is not known, and GPUs that were asked for in the place of those that were got."""
+    """Return fields with NaN for what is not known, and GPUs asked for where those that a job got are not known."""
     known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
     if ASKED_GPUS in known:
         got = known.get(GPUS, np.full_like(known[ASKED_GPUS], np.nan))
