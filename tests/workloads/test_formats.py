@@ -283,6 +283,13 @@ OBJECTS = [
     (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},
            status={"accumulatedPastExecutionTimeSeconds": 1800, "conditions": [
                when("Evicted", "09:00:00"), when("Admitted", "09:00:00", status="False")]}), 2.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},  # left in this state
+           status={"conditions": [when("Admitted", "08:00:00"), when("Evicted", "09:00:00")]}), 4.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status={"conditions": [
+        when("Admitted", "09:00:01", status="False"), when("PodsReady", "08:00:00"), when("Finished", "09:00:00")]}),
+     4.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status={"conditions": [
+        when("Admitted", "09:00:01", status="False"), when("Finished", "09:00:00")]}), 8.0),
 ]  # fmt: skip
 
 
@@ -292,9 +299,10 @@ def test_an_object_that_tells_of_pods_is_their_job(tmp_path, entry, gpu_hours):
     found = assert_read(path, "kubernetes", jobs=1, gpu_hours=gpu_hours)
     assert found.jobs.id.tolist() == ["lab/tj"]
     assert any("pods are not listed of 1" in note for note in found.jobs.notes)
-    conditions = entry["status"].get("conditions") or ()
-    guessed = entry["kind"] == "JobSet" and "startTime" not in entry["status"] and len(conditions) == 1
+    over = {one["type"] for one in entry["status"].get("conditions", ()) if one.get("status") == "True"}
+    guessed = over in ({"Completed"}, {"Finished"})
     assert any("start at their creation" in note for note in found.jobs.notes) == guessed
+    assert not any("not ended" in note for note in found.jobs.notes)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,14 @@ OWN_JOB: Final = "training.kubeflow.org/job-name"
 OWN_ROLE: Final = "training.kubeflow.org/replica-type"
 START_GUESSED: Final = "labkit/start-guessed"
 """In the status of a pod: that the moment of creation stands for a start which nothing tells."""
-STARTED: Final = ("Running", "Admitted", "JobRunning")
-"""Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's."""
+STARTED: Final = ("Running", "Admitted", "JobRunning", "PodsReady")
+"""Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's, which drops the first of its own
+when all is over."""
+WITHOUT_START: Final = frozenset({"JobSet", "Workload"})
+"""Kinds whose status tells no start, or none any more, when they are over."""
 OVER: Final = {"Succeeded": "Succeeded", "Complete": "Succeeded", "Completed": "Succeeded", "Finished": "Succeeded",
-               "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}  # fmt: skip
-"""Conditions and phases that end a job, and the phase of its pods then."""
+               "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed", "Evicted": "Failed"}  # fmt: skip
+"""Conditions and phases that end a job, and the phase of its pods then; what stands before another one counts."""
 
 
 class PodRole(NamedTuple):
@@ -172,14 +175,13 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     holds = {str(one.get("type") or one.get("status")) for one in seen if str(one.get("status")) != "False"}
     state = _mapping(status.get("state"))
     phase = str(state.get("phase") or status.get("phase") or status.get("jobDeploymentStatus") or "")
-    over = next((kind for kind in (*holds, phase) if kind in OVER), "")
+    over = next((kind for kind in OVER if kind in holds or kind == phase), "")
     ends = status.get("completionTime") or status.get("endTime") or moments.get(over)
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
     starts = next((moments[kind] for kind in STARTED if kind in holds and moments.get(kind)), status.get("startTime"))
     if ran_s := next((value for key, value in status.items() if key.startswith("accumulatedPastExe")), 0):  # Kueue
-        ends = ends or (None if starts else moments.get("Evicted"))
         starts = _before(starts or ends, ran_s)
-    guess = bool(over) and not starts and _kind(entry) == "JobSet"  # its status tells no start
+    guess = over not in ("", "Evicted") and not starts and _kind(entry) in WITHOUT_START
     starts = _metadata(entry).get("creationTimestamp") if guess else starts
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
     ran = {"terminated": {"startedAt": starts, "finishedAt": ends}} if ends and starts else running
