@@ -17,6 +17,7 @@ _OF_FOUR: Final = frozenset({(1, 6), (2, 12), (4, 24), (2, 48), (4, 96)})
 """Parts and GB of the slices of GPUs that have four parts (A30, RTX PRO 6000); others have seven."""
 GPU_RESOURCE: Final = re.compile(
     r"(?:^|/)(?:gpu|gpu\.shared|nvidia-gpu|gaudi|i915|xe|vgpu|pgpu|v?gpu-number)$"
+    r"|^deviceclass\.resource\.kubernetes\.io/gpu\."
     r"|^nvidia\.com/(?:[A-Z]{2}\d{3}\w*_\w+|(?i:(?:tesla[_-])?(?:[ahblvpkt]|rtx|g[bh])[_-]?\d{1,4}[\w-]*))$"
 )
 """Resources of Kubernetes that are GPUs; some sites name them by type, as nvidia.com/a100."""

@@ -394,6 +394,18 @@ def test_a_claim_counts_what_it_got_and_an_administrator_takes_nothing(tmp_path,
     assert not any("a resource claim" in note for note in found.jobs.notes)
 
 
+def test_a_claim_for_a_share_of_a_device_is_told_and_not_counted(tmp_path):
+    exactly = {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": "16Gi"}}}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"},
+             "spec": {"devices": {"requests": [{"name": "g", "exactly": exactly}]}}}  # fmt: skip
+    user, other = pod("a", ran=("08:00:00", "09:00:00")), pod("b", gpus=1, ran=("08:00:00", "09:00:00"))
+    claim["metadata"]["namespace"] = user["metadata"]["namespace"]
+    user["spec"]["resourceClaims"] = [{"name": "c", "resourceClaimName": "c"}]
+    found = ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": [user, other, claim]})))
+    assert hours(found) == 1.0
+    assert any("not counted as GPUs: a resource claim of 1 pods" in note for note in found.jobs.notes)
+
+
 @pytest.mark.parametrize(
     ("amounts", "gpus"),
     [
@@ -410,6 +422,7 @@ def test_a_claim_counts_what_it_got_and_an_administrator_takes_nothing(tmp_path,
         ({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 50}, 0.5),
         ({"volcano.sh/gpu-number": 2}, 2.0),
         ({"alpha.kubernetes.io/nvidia-gpu": 2}, 2.0),
+        ({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 2}, 2.0),
     ],
 )
 def test_resources_that_are_parts_of_gpus_count_as_parts(amounts, gpus):
@@ -474,6 +487,8 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         ("id,submit,duration,instance_count,gpus_per_instance\n1,0,1h,2,8\n", 16.0),
         ("id,submit,duration,world_size\n1,0,1h,16\n", 16.0),
         ("id,submit,duration,nodes,GPUs/node\n1,0,1h,4,8\n", 32.0),
+        ('{"id": 1, "submit": 0, "duration": 3600, "gpus": 2, "hosts": [{"name": "a"}, {"name": "b"}]}\n'
+         '{"id": 2, "submit": 0, "duration": 3600, "gpus": 1, "hosts": [{"name": "a"}]}\n', 3.0),
         ("id,submit,start,end,gpus\n1,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,Mar  1 11:00:00 2024 L,2\n"
          "2,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,-,2\n", 2.0),
     ],

@@ -59,6 +59,17 @@ def test_jobs_as_scontrol_shows_them_have_their_gpus_for_as_long_as_they_ran(
     assert found.ledger.left_out == {"never started (pending, or cancelled before)": 1}
 
 
+def test_the_log_of_completed_jobs_names_some_attributes_otherwise(tmp_path):
+    text = (
+        "JobId=11 UserId=ada(1001) GroupId=lab(1001) Name=my job JobState=COMPLETED Partition=gpu TimeLimit=60 "
+        "StartTime=2024-03-04T10:00:00 EndTime=2024-03-04T11:00:00 NodeList=n1 NodeCnt=1 ProcCnt=8 WorkDir=/ "
+        "ReservationName= Tres=cpu=8,node=1,gres/gpu=2 Account=lab QOS=normal SubmitTime=2024-03-04T09:00:00 \n"
+    )
+    found = assert_read(put(tmp_path, "jobcomp.log", text), "sacct", jobs=1, gpu_hours=2.0)
+    jobs = found.jobs
+    assert (jobs.models[jobs.model[0]], jobs.limit_s[0], jobs.recorded_start_s[0]) == ("my job", 3600, 3600)
+
+
 QSTAT = """Job Id: 12.srv
     Job_Name = train
     Job_Owner = ada@login

@@ -267,7 +267,7 @@ def _claimed(entry: Mapping[str, Any]) -> float | None:
         part = slice_of(str(exact.get("selectors", ""))) if "mig" in device else 1.0
         n = got[name] or (0 if exact.get("allocationMode") == "All" else int(exact.get("count") or 1))
         if exact.get("adminAccess") is not True:
-            if not part or not n:
+            if not part or not n or exact.get("capacity"):  # a share of a device, whose size is not told
                 return None
             total += part * n
     return total if n_gpus else None

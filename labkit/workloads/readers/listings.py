@@ -10,6 +10,8 @@ from labkit.workloads.readers.base import each_line
 
 _SCONTROL: Final = re.compile(r"\s*JobId=\d+ ")
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)")
+_IN_JOBCOMP: Final = {"Name": "JobName", "NodeCnt": "NumNodes", "Tres": "TRES"}
+"""Attributes that Slurm's log of completed jobs (jobcomp/filetxt) names otherwise."""
 _QSTAT: Final = re.compile(r"\s*Job Id:\s*(\S+)\s*")
 _SAME_IN_RECORDS: Final = {
     "Job_Name": "jobname", "Account_Name": "account", "stime": "start", "start_time": "start", "comp_time": "end",
@@ -19,7 +21,7 @@ _SAME_IN_RECORDS: Final = {
 
 
 def looks_like_scontrol(head: str) -> bool:
-    """Return whether a text begins as `scontrol show job` prints it."""
+    """Return whether a text begins as `scontrol show job` prints it, or Slurm's log of completed jobs."""
     return _SCONTROL.match(head) is not None
 
 
@@ -42,7 +44,7 @@ def scontrol_jobs(text: str) -> list[tuple[int, dict[str, str]]]:
             for name, value in _PAIR.findall(line):
                 found[-1][1].setdefault(name, value)
     return [
-        (number, {name: value for name, value in told.items() if value not in ("(null)", "N/A")})
+        (number, {_IN_JOBCOMP.get(name, name): value for name, value in told.items() if value not in ("(null)", "N/A")})
         for number, told in found
     ]
 

@@ -251,7 +251,7 @@ def per_of(words: Sequence[str]) -> tuple[Sequence[str], str]:
 _NO_AMOUNT: Final = frozenset(
     {"util", "utilization", "utilisation", "usage", "used", "time", "hour", "hours", "seconds", "power", "temp", "type",
      "model", "name", "id", "ids", "index", "cost", "price", "energy", "quota", "wrapper", "average", "avg", "mean",
-     "peak"}
+     "peak", "load", "bw", "bandwidth", "clock", "freq"}
 )  # fmt: skip
 """Words of columns that tell something of GPUs, cores or memory, but not how many of them a job has."""
 _NO_GPUS: Final = frozenset({"memory", "mem", "vram", "ram", "eff", "efficiency"})

@@ -357,7 +357,7 @@ def _of_scontrol(told: Mapping[str, str]) -> dict[str, Any]:
         "Account": told.get("Account"), "State": state, "Submit": told.get("SubmitTime"),
         "Eligible": told.get("EligibleTime"), "Start": None if waits else told.get("StartTime"),
         "End": told.get("EndTime") if over and not waits else None, "ElapsedRaw": told.get("RunTime"),
-        "Timelimit": told.get("TimeLimit"), "AllocTRES": None if waits else _with_devices(got, entry),
+        "Timelimit": re.sub(r"^\d+$", r"\g<0>:00", told.get("TimeLimit", "")), "AllocTRES": None if waits else _with_devices(got, entry),
         "ReqTRES": _with_devices(asked, entry), "NNodes": first or None, "NodeList": told.get("NodeList"),
         "Partition": told.get("Partition"), "QOS": told.get("QOS"), "Priority": told.get("Priority"),
         "Constraints": told.get("Features"), "Reservation": told.get("Reservation"), "Reason": told.get("Reason"),
@@ -504,12 +504,12 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
 
     >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
     ((4, 'a100'), (2, 'v100'), (0, ''))
-    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7})
-    (1.0, 'a100')
+    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7}), gpus_of({"gres/gpu": 2, "gres/gpu:a100_1g.5gb": 7})
+    ((1.0, 'a100'), (1.0, 'a100'))
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
     parts = {name: 1 if (part := slice_of(name)) is None else part for name in typed}
-    n = amounts.get(GPU, 0) or sum(typed.values())
+    n = max(amounts.get(GPU, 0), sum(typed.values()))
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())
     for device in dict.fromkeys(name.partition(":")[0] for name in amounts if DEVICE.match(name) and counted(name)):
