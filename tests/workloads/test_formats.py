@@ -115,6 +115,19 @@ def test_google_s_events_of_2019_have_other_numbers_than_those_of_2011(tmp_path)
         assert jobs.worker_demand[0].tolist() == [0.0, 16.0, 16.0]
 
 
+def test_sets_of_allocations_are_no_jobs(tmp_path):
+    for kinds in ((0, 1), ("JOB", "ALLOC_SET")):
+        lines = [
+            f"{time},{event},{job},{kinds[job - 1]},0"
+            for job in (1, 2)
+            for time, event in ((1, 0), (2, 3), (60_000_002, 6))
+        ]
+        text = "\n".join(["time,type,collection_id,collection_type,instance_index", *lines])
+        jobs = ledgered(put(tmp_path, "x.csv", text)).jobs
+        assert jobs.id.tolist() == ["1"]
+        assert any("1 sets of allocations" in note for note in jobs.notes)
+
+
 # Accounting
 
 
