@@ -147,6 +147,12 @@ def test_an_export_with_raw_ids_alone_counts_no_steps(tmp_path):
     assert_read(put(tmp_path, "raw.txt", text), "sacct", jobs=2, gpu_hours=2.0)
 
 
+def test_rows_of_other_users_under_one_number_are_other_jobs_though_they_began_at_once(tmp_path):
+    text = "\n".join([HEADER, row(1), HEADER, row(1, user="v", name="eval", gpus=4), ""])  # of two clusters
+    found = assert_read(put(tmp_path, "both.txt", text), "sacct", jobs=2, gpu_hours=5.0)
+    assert found.jobs.id.tolist() == ["1", "1#2"]
+
+
 def test_times_without_a_year_are_refused_and_named(tmp_path):
     text = "\n".join([HEADER, row(1).replace("2024-03-04T08:00:00", "Mar 04 08:00"), row(2), row(3), ""])
     notes = ledgered(put(tmp_path, "x.txt", text)).jobs.notes
