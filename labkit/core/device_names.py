@@ -16,16 +16,19 @@ SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(?:(\d)c[._])?(\d)g[._](\d+)gb.*
 _OF_FOUR: Final = frozenset({(1, 6), (2, 12), (4, 24), (2, 48), (4, 96)})
 """Parts and GB of the slices of GPUs that have four parts (A30, RTX PRO 6000); others have seven."""
 GPU_RESOURCE: Final = re.compile(
-    r"(?:^|/)(?:gpu|gpu\.shared|gaudi|i915|xe|vgpu|pgpu|vgpu-number)$"
+    r"(?:^|/)(?:gpu|gpu\.shared|nvidia-gpu|gaudi|i915|xe|vgpu|pgpu|v?gpu-number)$"
+    r"|^deviceclass\.resource\.kubernetes\.io/gpu\."
     r"|^nvidia\.com/(?:[A-Z]{2}\d{3}\w*_\w+|(?i:(?:tesla[_-])?(?:[ahblvpkt]|rtx|g[bh])[_-]?\d{1,4}[\w-]*))$"
 )
 """Resources of Kubernetes that are GPUs; some sites name them by type, as nvidia.com/a100."""
 MIG_RESOURCE: Final = re.compile(r"^nvidia\.com/mig-")
 HUNDREDTHS: Final = frozenset(
-    {"koordinator.sh/gpu", "koordinator.sh/gpu-core", "tencent.com/vcuda-core", "elasticgpu.io/gpu-core",
-     "tke.cloud.tencent.com/qgpu-core", "aliyun.com/gpu-core.percentage"}
+    {"koordinator.sh/gpu", "koordinator.sh/gpu-core", "koordinator.sh/gpu-memory-ratio", "tencent.com/vcuda-core",
+     "elasticgpu.io/gpu-core", "tke.cloud.tencent.com/qgpu-core", "aliyun.com/gpu-core.percentage"}
 )  # fmt: skip
 """Resources of Kubernetes that count hundredths of GPUs; several, and whole GPUs beside them, say the same."""
+_SHARED_AMONG: Final = "koordinator.sh/gpu.shared"
+"""On how many GPUs the hundredths beside it lie; it counts where there are none."""
 _SHARES: Final = ("nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "volcano.sh/vgpu-memory-percentage",
                   "volcano.sh/vgpu-cores")  # fmt: skip
 """Hundredths of each of the GPUs beside them (HAMi, Volcano's vGPU); the larger one is reserved."""
@@ -147,9 +150,10 @@ def requested_gpus(amounts: Mapping[str, float]) -> float:
     0.3
     """
     parts = {name: part for name in amounts if (part := part_of(name)) is not None}
-    plain = sum(amounts[name] * part for name, part in parts.items() if name not in HUNDREDTHS)
     share = max((amounts.get(name, 0.0) for name in _SHARES), default=0.0) or 100.0
     hundredths = max((amounts[name] for name in parts if name in HUNDREDTHS), default=0.0)
+    others = HUNDREDTHS | {_SHARED_AMONG} if hundredths else HUNDREDTHS
+    plain = sum(amounts[name] * part for name, part in parts.items() if name not in others)
     return float(plain * min(share, 100.0) / 100 or hundredths / 100)
 
 

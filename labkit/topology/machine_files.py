@@ -249,7 +249,7 @@ def _read(file: Path, *, known: Sequence[str]) -> list[ListedHost]:
         text = file.read_text(encoding="utf-8-sig", errors="replace")
     except FileNotFoundError:
         raise InputError(f"{file}: there is no such file; check the path.") from None
-    head = next((line for line in text.splitlines() if line.strip()), "")
+    head = next((line for line in text.splitlines() if line.strip() and not _DATE.match(line)), "")
     try:
         if head.lstrip()[:1] in ("{", "["):
             return _of_json(json.loads(text), file)
@@ -258,8 +258,8 @@ def _read(file: Path, *, known: Sequence[str]) -> list[ListedHost]:
         if re.search(r"(?m)^\s*(?:NodeName|PartitionName)=", text):
             return list(_of_scontrol(text, known=known))
         if (columns := _sinfo_columns(head)) is not None:
-            return list(_of_sinfo(text, columns))
-        return list(_of_table(text, head, file))
+            return list(_of_sinfo(text, columns, head, file))
+        return list(_of_table(*_apart(text, head), file))
     except InputError:
         raise
     except (ValueError, RecursionError) as error:
@@ -295,8 +295,11 @@ def gres(text: str) -> tuple[dict[str, float], tuple[str, ...]]:
     (({'a100': 4.0}, ('fpga',)), ({}, ()), ({'': 8.0}, ()))
     >>> gres("gpu:a100_1g.5gb:7(S:0)")[0], gres("cpu=16,mem=62.50G,gres/gpu=4,gres/gpu:a100=4")[0]
     ({'a100': 1.0}, {'a100': 4.0})
+    >>> gres("gres/gpu=16,gres/gpu:b200=4")[0]  # 12 are of no type that is tracked
+    {'b200': 4.0, '': 12.0}
     """
     gpus, typed, devices = defaultdict[str, float](float), defaultdict[str, float](float), list[str]()
+    n_typed = 0.0
     for item in _GRES.findall(text):
         name, _, rest = item.partition("(")[0].strip().replace("=", ":").removeprefix("gres/").partition(":")
         words = [word for word in rest.split(":") if word and word != "no_consume"]
@@ -309,6 +312,9 @@ def gres(text: str) -> tuple[dict[str, float], tuple[str, ...]]:
         kind = "-".join(filter(None, (name.removeprefix("gpu"), *words[:1])))
         part = slice_of(kind)
         (typed if kind else gpus)[kind if part is None else SLICE.sub("", kind)] += round(amount * (part or 1.0), 9)
+        n_typed += amount if kind else 0.0
+    if typed and (more := sum(gpus.values()) - n_typed) > 0:
+        typed[""] += more
     return dict(typed or gpus), tuple(dict.fromkeys(devices))
 
 
@@ -371,6 +377,10 @@ def _number(text: object) -> float:
     return float(match[1]) if match else math.nan
 
 
+_DATE: Final = re.compile(r"\s*[A-Z][a-z]{2} [A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d")
+"""The line that `sinfo --long` has above its header."""
+_CUT: Final = re.compile(r"(?:^|,)gpu(?::[^:,()]*[^\d:,()][^:,()]*)?:?$")
+"""GPUs without a number, which sinfo always tells: the end of a cell that was cut."""
 _SINFO: Final = {
     "NODELIST": "name", "HOSTNAMES": "name", "PARTITION": "partition", "STATE": "state", "STATELONG": "state",
     "STATECOMPLETE": "state", "STATECOMPACT": "state", "CPUS": "cpus", "MEMORY": "memory", "GRES": "gres",
@@ -388,14 +398,23 @@ def _sinfo_columns(head: str) -> tuple[str | None, list[str]] | None:
     return None
 
 
-def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[ListedHost]:
+def _of_sinfo(
+    text: str, columns: tuple[str | None, list[str]], head: str, file: Path
+) -> Iterator[ListedHost]:  # fmt: skip
     """Yield the hosts of sinfo's rows; a row may have several."""
     separator, names = columns
-    first = next(line for line in text.splitlines() if line.strip())
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(separator, len(names) - 1)]
-        if line == first or len(cells) != len(names):
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line == head or _DATE.match(line):
             continue
+        cells = [cell.strip() for cell in line.split(separator, len(names) - 1)]
+        if len(cells) != len(names) and separator is None:  # -O cuts cells at the width of their columns
+            cells = _cells_below(head, line)
+        told = cells[names.index("gres")] if len(cells) == len(names) and "gres" in names else ""
+        if len(cells) != len(names) or _CUT.search(told):
+            raise InputError(
+                f"{file}: line {number} is {shortened(line)!r}, whose cells were cut; expected {len(names)} whole "
+                "ones: sinfo -N -o '%N|%P|%t|%c|%m|%G|%f', or -O with widths such as Gres:80."
+            )
         row = dict(zip(names, cells, strict=True))
         gpus, devices = gres(row.get("gres", ""))
         host = ListedHost(
@@ -403,6 +422,12 @@ def _of_sinfo(text: str, columns: tuple[str | None, list[str]]) -> Iterator[List
             _words(row.get("features", "")), down=state(row.get("state", "")), devices=devices, bare="gres" not in row,
         )  # fmt: skip
         yield from (replace(host, name=name) for name in listed(row["name"]))
+
+
+def _cells_below(head: str, line: str) -> list[str]:
+    """Return the cells of a line where the columns of its header begin."""
+    begins = [match.start() for match in re.finditer(r"\S+", head)]
+    return [line[first:last].strip() for first, last in zip(begins, [*begins[1:], None], strict=True)]
 
 
 # --- JSON: Slurm's and Kubernetes'
@@ -476,6 +501,9 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
     is_shared = str(labels.get("nvidia.com/gpu.sharing-strategy", "")) != "none"  # older drivers have no such label
     shared = max(1.0, _number(labels.get("nvidia.com/gpu.replicas") or 1)) if is_shared else 1.0
+    there = _number(labels.get("nvidia.com/gpu.count") or "nan")
+    if 0 < there < whole / shared:  # a plugin that divides GPUs, as HAMi's
+        shared = whole / there
     kind = kind.removesuffix("-SHARED")
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
@@ -518,6 +546,15 @@ MAX_HOSTS: Final = 100_000
 """The most hosts that a row of a node table may stand for."""
 HELIOS_GPUS: Final = 8
 """GPUs of a host of Helios, whose files tell GPUs of virtual clusters alone."""
+
+
+def _apart(text: str, head: str) -> tuple[str, str]:
+    """Return a text and its first line; columns that spaces align, as kubectl's custom ones, with tabs between."""
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    if not rows or len(rows[0]) < 2 or re.search(r"[,;\t]", text) or {len(row) for row in rows} != {len(rows[0])}:
+        return text, head
+    lines = ["\t".join("" if cell == "<none>" else cell for cell in row) for row in rows]
+    return "\n".join(lines), lines[0]
 
 
 def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:

@@ -101,6 +101,35 @@ def test_rows_of_sinfo_are_joined_by_host(tmp_path: Path, text: str) -> None:
     assert "left out 1 of 2 hosts" in notes[0]
 
 
+def test_what_sinfo_cut_is_refused_and_its_date_is_passed_over(tmp_path: Path) -> None:
+    def columns(*cells: str) -> str:
+        return "".join(cell.ljust(20)[:20] for cell in cells)
+
+    head, date = columns("NODELIST", "GRES", "STATE"), "Mon Mar  4 10:00:00 2024"
+    whole = columns("n1", "gpu:v100:4(S:0-1)", "mixed")
+    hosts, _ = read(tmp_path, sinfo_txt="\n".join([date, head, whole, date, head, whole]))
+    assert hosts["n1"]["gpus"] == 4
+    for cut in ("gpu:nvidia_a100-sxm4-80gb:8", "gpu:nvidia_a100_80gb:8"):
+        with pytest.raises(InputError, match=r"line 3 is 'n2 .* whose cells were cut; expected 3 whole ones: sinfo -N"):
+            read(tmp_path, sinfo_txt="\n".join([head, whole, columns("n2", cut, "mixed")]))
+    with pytest.raises(InputError, match=r"line 2 is .* whose cells were cut"):
+        read(tmp_path, sinfo_txt="NODELIST|GRES\nn1|gpu:a100:4(S:0-1),gpu:v100\n")
+
+
+def test_gpus_of_no_tracked_type_are_counted_beside_those_of_one(tmp_path: Path) -> None:
+    node = "NodeName=n1 CPUTot=8 RealMemory=1024 State=IDLE\n   CfgTRES=cpu=8,gres/gpu=16,gres/gpu:b200=4\n"
+    hosts, _ = read(tmp_path, nodes_txt=node)
+    assert sum(row["gpus"] for row in hosts.values()) == 16
+
+
+def test_custom_columns_of_kubectl_are_a_node_table(tmp_path: Path) -> None:
+    hosts, notes = read(
+        tmp_path, nodes_txt="NAME     GPU      MODEL\nn1       8        A100\nn2       <none>   <none>\n"
+    )
+    assert {name: row["gpus"] for name, row in hosts.items()} == {"n1": 8}
+    assert notes[0] == "left out 1 hosts without GPUs: n2"
+
+
 def test_json_of_old_and_new_versions_of_slurm(tmp_path: Path) -> None:
     nodes = [
         {"name": "a", "gres": "gpu:a100:8(S:0-1)", "cpus": 128, "real_memory": 1024, "state": "idle",
@@ -257,6 +286,8 @@ def refused(folder: Path, text: str) -> str:
         ({"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}, 4),
         ({"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "none"}, 16),
         ({"nvidia.com/gpu.replicas": "0"}, 16),
+        ({"nvidia.com/gpu.count": "2"}, 2),  # a plugin that divides GPUs
+        ({"nvidia.com/gpu.count": "4", "nvidia.com/gpu.replicas": "4"}, 4),
     ],
 )
 def test_replicas_of_shared_gpus_are_no_gpus(tmp_path, labels, gpus) -> None:

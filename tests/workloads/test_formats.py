@@ -115,6 +115,19 @@ def test_google_s_events_of_2019_have_other_numbers_than_those_of_2011(tmp_path)
         assert jobs.worker_demand[0].tolist() == [0.0, 16.0, 16.0]
 
 
+def test_sets_of_allocations_are_no_jobs(tmp_path):
+    for kinds in ((0, 1), ("JOB", "ALLOC_SET")):
+        lines = [
+            f"{time},{event},{job},{kinds[job - 1]},0"
+            for job in (1, 2)
+            for time, event in ((1, 0), (2, 3), (60_000_002, 6))
+        ]
+        text = "\n".join(["time,type,collection_id,collection_type,instance_index", *lines])
+        jobs = ledgered(put(tmp_path, "x.csv", text)).jobs
+        assert jobs.id.tolist() == ["1"]
+        assert any("1 sets of allocations" in note for note in jobs.notes)
+
+
 # Accounting
 
 
@@ -217,8 +230,9 @@ def lsf(job, *, start=T, hosts=("h1", "h1"), needs="rusage[ngpus_physical=2.00]"
         ([{"index": 1}, {"index": 2}], 2, 4.0),
         ([{"needs": "1*{rusage[ngpus_physical=2]} + 4*{rusage[ngpus_physical=1]}"}], 1, 6.0),
         ([{}, {"start": 0, "hosts": (), "status": 32}], 1, 2.0),
+        ([{"needs": "select[ngpus>0] rusage[ngpus_excl_p=2]"}], 1, 2.0),
     ],
-    ids=["one host", "two hosts", "array", "compound requirement", "never started"],
+    ids=["one host", "two hosts", "array", "compound requirement", "never started", "by mode"],
 )
 def test_lsf_tells_gpus_of_each_host(tmp_path, given, jobs, gpu_hours):
     text = "\n".join(lsf(10 + i * (not each.get("index")), **each) for i, each in enumerate(given))
@@ -272,6 +286,23 @@ OBJECTS = [
     (thing("JobSet", {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": template()}}}]},
            status={"conditions": [when("Completed", "09:00:00")]}), 4.0),
     (thing("PodGroup", {"minMember": 4, "minResources": {"nvidia.com/gpu": "8", "cpu": "16"}}), 8.0),
+    (thing("RayCluster", {"workerGroupSpecs": [
+        {"groupName": "g", "minReplicas": 2, "template": template()},
+        {"groupName": "off", "replicas": 4, "suspend": True, "template": template()},
+        {"groupName": "none", "replicas": 0, "template": template()}]}), 4.0),
+    (thing("MPIJob", {"gpus": 16, "template": template(cpu="4")}), 16.0),  # of the first version
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},
+           status={**FINISHED, "accumulatedPastExexcutionTimeSeconds": 3600}), 8.0),  # as Kueue spells it
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},
+           status={"accumulatedPastExecutionTimeSeconds": 1800, "conditions": [
+               when("Evicted", "09:00:00"), when("Admitted", "09:00:00", status="False")]}), 2.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]},  # left in this state
+           status={"conditions": [when("Admitted", "08:00:00"), when("Evicted", "09:00:00")]}), 4.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status={"conditions": [
+        when("Admitted", "09:00:01", status="False"), when("PodsReady", "08:00:00"), when("Finished", "09:00:00")]}),
+     4.0),
+    (thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status={"conditions": [
+        when("Admitted", "09:00:01", status="False"), when("Finished", "09:00:00")]}), 8.0),
 ]  # fmt: skip
 
 
@@ -281,9 +312,30 @@ def test_an_object_that_tells_of_pods_is_their_job(tmp_path, entry, gpu_hours):
     found = assert_read(path, "kubernetes", jobs=1, gpu_hours=gpu_hours)
     assert found.jobs.id.tolist() == ["lab/tj"]
     assert any("pods are not listed of 1" in note for note in found.jobs.notes)
-    conditions = entry["status"].get("conditions") or ()
-    guessed = entry["kind"] == "JobSet" and "startTime" not in entry["status"] and len(conditions) == 1
+    over = {one["type"] for one in entry["status"].get("conditions", ()) if one.get("status") == "True"}
+    guessed = over in ({"Completed"}, {"Finished"})
     assert any("start at their creation" in note for note in found.jobs.notes) == guessed
+    assert not any("not ended" in note for note in found.jobs.notes)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {
+            "conditions": [
+                when("QuotaReserved", "08:00:00", status="False"),
+                when("Admitted", "08:00:00", status="False"),
+            ]
+        },
+        {"conditions": [when("Running", "08:00:00", status="False"), when("Suspended", "08:00:00")]},
+    ],
+)
+def test_an_object_that_waits_is_no_job(tmp_path, status):
+    waits = thing("Workload", {"podSets": [{"name": "main", "count": 2, "template": template()}]}, status=status)
+    text = json.dumps({"apiVersion": "v1", "items": [OBJECTS[0][0], waits | {"metadata": {
+        **waits["metadata"], "name": "other"}}]})  # fmt: skip
+    found = assert_read(put(tmp_path, "x.json", text), "kubernetes", jobs=1, gpu_hours=6.0)
+    assert found.ledger.left_out == {"never started": 2}
 
 
 def test_of_an_object_its_pods_and_what_it_made_one_counts(tmp_path):
@@ -328,6 +380,46 @@ def test_claims_of_devices_are_gpus_where_the_list_has_them(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("requests", "got", "gpus"),
+    [
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}], ["g"] * 4, 4.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}, {"name": "nic", "deviceClassName": "sriov"}],
+         [], 2.0),
+        ([{"firstAvailable": [{"name": "one", "deviceClassName": "gpu.nvidia.com"},
+                              {"name": "two", "deviceClassName": "gpu.nvidia.com", "count": 2}]}], ["g/two"] * 2, 2.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": True}}],
+         ["g"] * 8, 0.0),
+        ([{"exactly": {"deviceClassName": "gpu.nvidia.com", "adminAccess": True}}], [], 0.0),
+    ],
+)  # fmt: skip
+def test_a_claim_counts_what_it_got_and_an_administrator_takes_nothing(tmp_path, requests, got, gpus):
+    results = [{"request": name, "device": f"gpu-{i}"} for i, name in enumerate(got)]
+    claim = {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "lab"},
+        "spec": {"devices": {"requests": [{"name": "g", **request} for request in requests]}},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }  # fmt: skip
+    user, other = pod("a", ran=("08:00:00", "09:00:00")), pod("b", gpus=1, ran=("08:00:00", "09:00:00"))
+    user["metadata"]["namespace"] = "lab"
+    user["spec"]["resourceClaims"] = [{"name": "c", "resourceClaimName": "c"}]
+    found = ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": [user, other, claim]})))
+    assert hours(found) == gpus + 1
+    assert not any("a resource claim" in note for note in found.jobs.notes)
+
+
+def test_a_claim_for_a_share_of_a_device_is_told_and_not_counted(tmp_path):
+    exactly = {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": "16Gi"}}}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"},
+             "spec": {"devices": {"requests": [{"name": "g", "exactly": exactly}]}}}  # fmt: skip
+    user, other = pod("a", ran=("08:00:00", "09:00:00")), pod("b", gpus=1, ran=("08:00:00", "09:00:00"))
+    claim["metadata"]["namespace"] = user["metadata"]["namespace"]
+    user["spec"]["resourceClaims"] = [{"name": "c", "resourceClaimName": "c"}]
+    found = ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": [user, other, claim]})))
+    assert hours(found) == 1.0
+    assert any("not counted as GPUs: a resource claim of 1 pods" in note for note in found.jobs.notes)
+
+
+@pytest.mark.parametrize(
     ("amounts", "gpus"),
     [
         ({"nvidia.com/mig-1g.5gb": 7}, 1.0),
@@ -339,6 +431,11 @@ def test_claims_of_devices_are_gpus_where_the_list_has_them(tmp_path):
         ({"nvidia.com/a100": 2}, 2.0),
         ({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-cores": 30}, 0.3),
         ({"nvidia.com/hca1": 1, "nvidia.com/cx5_bond": 1}, 0.0),
+        ({"koordinator.sh/gpu.shared": 4, "koordinator.sh/gpu-memory-ratio": 200}, 2.0),
+        ({"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50, "koordinator.sh/gpu-memory-ratio": 50}, 0.5),
+        ({"volcano.sh/gpu-number": 2}, 2.0),
+        ({"alpha.kubernetes.io/nvidia-gpu": 2}, 2.0),
+        ({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 2}, 2.0),
     ],
 )
 def test_resources_that_are_parts_of_gpus_count_as_parts(amounts, gpus):
@@ -402,6 +499,11 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         ("id,submit,duration,nodes_req,gpus_per_node_req\n1,0,1h,4,4\n", 16.0),
         ("id,submit,duration,instance_count,gpus_per_instance\n1,0,1h,2,8\n", 16.0),
         ("id,submit,duration,world_size\n1,0,1h,16\n", 16.0),
+        ("id,submit,duration,nodes,GPUs/node\n1,0,1h,4,8\n", 32.0),
+        ('{"id": 1, "submit": 0, "duration": 3600, "gpus": 2, "hosts": [{"name": "a"}, {"name": "b"}]}\n'
+         '{"id": 2, "submit": 0, "duration": 3600, "gpus": 1, "hosts": [{"name": "a"}]}\n', 3.0),
+        ("id,submit,start,end,gpus\n1,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,Mar  1 11:00:00 2024 L,2\n"
+         "2,Mar  1 10:00:00 2024,Mar  1 10:00:00 2024,-,2\n", 2.0),
     ],
 )  # fmt: skip
 def test_numbers_dates_and_records_as_people_write_them(tmp_path, text, gpu_hours):
@@ -413,6 +515,25 @@ def test_numbers_dates_and_records_as_people_write_them(tmp_path, text, gpu_hour
 def test_how_busy_gpus_were_is_no_number_of_gpus(tmp_path):
     found = imported(tmp_path, "id,submit,duration,gpu_util,gpu_time,cards\n1,0,3600,55.0,7200,2\n")
     assert hours(found) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "gpus"),
+    [
+        ("Request GPU,GPU Memory,GPU Utilization", "4,1000,55", 4.0),
+        ("gpu_mem_avg,num_gpus", "16,2", 2.0),
+        ("numNodes,numAcc", "2,16", 16.0),
+    ],
+)
+def test_memory_of_gpus_is_no_number_of_gpus_and_accelerators_are_some(tmp_path, columns, cells, gpus):
+    assert hours(imported(tmp_path, f"id,submit,duration,{columns}\n1,0,3600,{cells}\n")) == gpus
+
+
+def test_steps_in_a_table_are_no_jobs_where_their_job_has_a_row(tmp_path):
+    lines = ("id,submit,duration,gpus", "12,0,3600,2", "12.batch,0,3600,2", "12.0,0,3600,2", "13.5,0,3600,1", "")
+    found = imported(tmp_path, "\n".join(lines))
+    assert (hours(found), found.ledger.unexplained_hours) == (3.0, 0)
+    assert found.ledger.left_out == {"of steps (.batch, .extern, srun) of jobs that have rows of their own": 2}
 
 
 def test_commas_in_numbers_are_told(tmp_path):
@@ -464,6 +585,20 @@ def test_a_comment_says_which_field_beyond_the_standard_ones_counts_gpus(tmp_pat
     path = put(tmp_path, "x.swf", f"; Version: 2.2\n; Fields: 19\n{comment}\n{line.format(1, 2)}{line.format(2, 0)}")
     found = assert_read(path, "swf", jobs=jobs, gpu_hours=gpu_hours)
     assert any("fields 19 to 19 are not read" in note for note in found.jobs.notes) == (not comment)
+
+
+@pytest.mark.parametrize(
+    ("comments", "gpu_hours"),
+    [
+        ("; Field 19: requested GPUs\n; Field 20: allocated GPUs", 4 + 8),
+        ("; Field 20: allocated GPUs\n; Field 19: requested GPUs", 4 + 8),
+        ("; Field 19: requested GPUs", 8 + 8),
+    ],
+)
+def test_of_fields_of_gpus_those_that_a_job_got_count(tmp_path, comments, gpu_hours):
+    line = "{} 0 10 3600 4 -1 -1 4 7200 -1 1 1 1 -1 1 1 -1 -1 8 {}\n"
+    path = put(tmp_path, "x.swf", f"; Version: 2.2\n{comments}\n{line.format(1, 4)}{line.format(2, -1)}")
+    assert_read(path, "swf", jobs=2, gpu_hours=gpu_hours)
 
 
 def test_a_job_that_squeue_saw_completing_ran_to_its_end(tmp_path):

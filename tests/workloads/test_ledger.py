@@ -352,13 +352,18 @@ def test_what_stands_for_not_known_is_no_moment_and_no_amount(tmp_path):
     assert gpu_hours(found.jobs) == 2
 
 
-@pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min"])
+@pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])
 def test_spans_are_read_as_people_write_them(tmp_path, span):
     assert imported(tmp_path, f"id,submit,duration,gpus\n1,0,{span},1\n").jobs.duration_s.tolist() == [5400]
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("03/31/2024 10:00", "04/01/2024 10:00"), ("31/03/2024 10:00", "01/04/2024 10:00")]
+    ("first", "second"),
+    [
+        ("03/31/2024 10:00", "04/01/2024 10:00"),
+        ("31/03/2024 10:00", "01/04/2024 10:00"),
+        ("01.03.2024 10:00", "02.03.2024 10:00"),  # with dots, days come first
+    ],
 )
 def test_days_and_months_are_told_apart_where_the_column_does(tmp_path, first, second):
     jobs = imported(tmp_path, f"id,submit,duration,gpus\n1,{first},60,1\n2,{second},60,1\n").jobs

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
-from labkit.workloads.readers.base import TraceTable, any_text_of, each_line
+from labkit.workloads.readers.base import TraceTable, any_text_of, each_line, json_of
 from labkit.workloads.readers.ledger import Read
+from labkit.workloads.readers.listings import looks_like_qstat, qstat_entries, qstat_jobs
 from labkit.workloads.readers.sacct import accounted
 from labkit.workloads.readers.sacct_files import COLUMNS
 
@@ -227,7 +229,12 @@ def _identity(cells: Mapping[str, str]) -> str:
 
 _PBS: Final = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w+);([^;]*);(.*)")
 _PBS_PAIR: Final = re.compile(r'([\w.]+)=("[^"]*"|\S*)')
-_PBS_EXPECTED: Final = "accounting records of PBS or Torque: date;E;job;user=... start=... end=..."
+_PBS_EXPECTED: Final = (
+    "accounting records of PBS or Torque: date;E;job;user=... start=... end=..., or what `qstat -xf` prints"
+)
+_QSTAT_STATES: Final = {"R": "RUNNING", "E": "COMPLETING", "S": "SUSPENDED", "U": "SUSPENDED"}
+_QSTAT_TIME: Final = "%a %b %d %H:%M:%S %Y"
+_ARRAYS: Final = "of arrays, whose tasks count each for itself"
 
 
 def read_pbs(path: str | Path) -> Jobs:
@@ -244,6 +251,45 @@ def pbs(path: str | Path) -> Read:
     """Return the jobs of accounting records of PBS, and what became of these."""
     path = Path(path)
     text, doubt = any_text_of(path, expected=_PBS_EXPECTED)
+    if looks_like_qstat(text[: 1 << 16]):
+        rows, lost = _of_qstat(path, text)
+    else:
+        rows, lost = _of_records(text)
+    table = _table(path, rows, text=text, lost=lost, doubts=[doubt], expected=_PBS_EXPECTED)
+    return accounted(
+        table, path, remedy="PBS tells GPUs in exec_vnode, Resource_List.ngpus, select or nodes=...:gpus=N"
+    )
+
+
+def _of_qstat(path: Path, text: str) -> tuple[Rows, Counter[str]]:
+    """Return the jobs of `qstat -f` that started: as they ended, or as long as they had run."""
+    json = text.lstrip().startswith("{")
+    jobs = qstat_entries(json_of(path, text, expected=_PBS_EXPECTED)) if json else qstat_jobs(text)
+    rows, lost = Rows(), Counter[str]()
+    for number, job, told in jobs:
+        if "[]" in job:
+            lost[_ARRAYS] += 1
+        elif "start" not in told:
+            lost["never started (queued or held)"] += 1
+        else:
+            state = _QSTAT_STATES.get(told.get("job_state", ""))
+            row = _of_pbs(job, told)
+            rows.append((number, row | ({"State": state} if state else {"End": row["End"] or _qstat_end(told)})))
+    return rows, lost
+
+
+def _qstat_end(told: Mapping[str, str]) -> str | None:
+    """Return when a job of qstat ended that is over: after its walltime, where nothing tells it."""
+    walltime_s = _seconds(told.get("resources_used.walltime", ""))
+    try:
+        start = datetime.strptime(told["start"], _QSTAT_TIME)
+    except ValueError:
+        return None
+    return None if walltime_s is None else (start + timedelta(seconds=walltime_s)).strftime(_QSTAT_TIME)
+
+
+def _of_records(text: str) -> tuple[Rows, Counter[str]]:
+    """Return attempts by accounting records, and lines that are none by reason."""
     rows, begun, lost = Rows(), dict[str, tuple[int, dict[str, Any]]](), Counter[str]()
     for number, line in each_line(text):
         match = _PBS.fullmatch(line.strip())
@@ -252,7 +298,9 @@ def pbs(path: str | Path) -> Read:
             continue
         _, kind, job, message = match.groups()
         told = {key: value.strip('"') for key, value in _PBS_PAIR.findall(message)}
-        if kind in ("E", "R") and told.get("start", "0") != "0":
+        if "[]" in job:
+            lost[_ARRAYS] += 1
+        elif kind in ("E", "R") and told.get("start", "0") != "0":
             begun.pop(job, None)
             rows.append((number, _of_pbs(job, told, requeued=kind == "R")))
         elif kind == "S":
@@ -263,10 +311,7 @@ def pbs(path: str | Path) -> Read:
     for number, cells in begun.values():  # runs on
         ran_s = max(0.0, last_s - float(cells["Start"] or last_s))
         rows.append((number, {**cells, "State": "RUNNING", "ElapsedRaw": ran_s}))
-    table = _table(path, rows, text=text, lost=lost, doubts=[doubt], expected=_PBS_EXPECTED)
-    return accounted(
-        table, path, remedy="PBS tells GPUs in exec_vnode, Resource_List.ngpus, select or nodes=...:gpus=N"
-    )
+    return rows, lost
 
 
 def _of_pbs(job: str, attributes: Mapping[str, str], *, requeued: bool = False) -> dict[str, Any]:
@@ -306,7 +351,9 @@ def _pbs_gpus(attributes: Mapping[str, str]) -> int:
         return int(whole)
     chunks = f"{attributes.get('Resource_List.select', '')}+{attributes.get('Resource_List.nodes', '')}".split("+")
     counted = [(re.match(r"(\d+)(?=:|$)", chunk), re.search(r":n?gpus=(\d+)", chunk)) for chunk in chunks]
-    return sum((int(n[1]) if n else 1) * int(each[1]) for n, each in counted if each)
+    each_node = sum((int(n[1]) if n else 1) * int(each[1]) for n, each in counted if each)
+    alone = next((attributes[key] for key in ("Resource_List.gpus", "Resource_List.gpu") if key in attributes), "")
+    return each_node or (int(alone) if alone.isdigit() else 0)
 
 
 def _seconds(span: str) -> float | None:
@@ -326,7 +373,8 @@ References
 .. [1] IBM Spectrum LSF, lsb.acct(5).
 """
 _LSF_USAGE: Final = 19
-_LSF_GPUS: Final = re.compile(r"ngpus_physical=(\d+(?:\.\d+)?)")
+_LSF_GPUS: Final = re.compile(r"ngpus_(?:physical|shared|excl_[pt])=(\d+(?:\.\d+)?)")
+"""GPUs of each host; older versions name them by their mode."""
 
 
 def read_lsf(path: str | Path) -> Jobs:
@@ -368,7 +416,7 @@ def _of_lsf(cells: Sequence[str]) -> dict[str, Any] | None:
         index = int(rest[6])
     except (IndexError, ValueError):
         return None
-    needs = [cell for cell in (cells[13], *rest) if "ngpus_physical" in cell]
+    needs = [cell for cell in (cells[13], *rest) if _LSF_GPUS.search(cell)]
     machines = dict.fromkeys(hosts)
     gpus = _lsf_gpus(needs[-1], len(machines)) if needs else 0.0
     start = cells[10] if cells[10] != "0" else None

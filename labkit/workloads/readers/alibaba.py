@@ -69,7 +69,7 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
             (lasts_s == 0, "of 0 seconds"),
         ]
     )
-    known = rows[kept]
+    known = _with_hours(rows[kept], ledger.hours_of_rows[kept])
     _remark(known, ledger)
     if known.empty:
         raise TraceError(f"{jobs_path}: none of {len(jobs)} jobs has finished tasks in {tasks_path.name}.")
@@ -94,8 +94,22 @@ def alibaba_2020(path: str | Path, *, tasks: str | Path | None = None) -> Read:
     return Read(ledger.close(found), ledger, segments, float(submitted_s.min()))
 
 
+def _with_hours(known: pd.DataFrame, gpu_hours: Floats) -> pd.DataFrame:
+    """Return jobs that run for as long as gives the GPU-hours of their tasks, where these have GPUs."""
+    gpus = known["n_all_worker"] * known["worker_gpus"] + known["n_all_ps"] * known["ps_gpus"]
+    spans_s = known["duration_s"].to_numpy(np.float64)
+    has = (gpus.to_numpy() > 0) & (gpu_hours > 0)
+    lasts_s = np.where(has, 3600 * gpu_hours / np.where(has, gpus, 1.0), spans_s)
+    return known.assign(duration_s=lasts_s, changed=np.abs(lasts_s - spans_s) > 0.01 * spans_s)
+
+
 def _remark(known: pd.DataFrame, ledger: TraceLedger) -> None:
     """Note what was guessed of jobs of 2020."""
+    ledger.remark(
+        known["changed"],
+        "tasks that did not all run from the start to the end, so that they have all of them, for as long as gives "
+        "their GPU-hours",
+    )
     ledger.remark(
         (known[["n_all_worker", "n_all_ps"]] > MAX_TASKS).any(axis=1), f"cut to {MAX_TASKS:,} tasks of a role"
     )
@@ -103,10 +117,10 @@ def _remark(known: pd.DataFrame, ledger: TraceLedger) -> None:
 
 
 def _apart(ledger: TraceLedger, kept: Bools, jobs: Jobs) -> None:
-    """Book what a gang has, from its first start to its last end, beyond the tasks that it stands for."""
+    """Book what a gang lacks of the tasks that it stands for."""
     ledger.adjust(
         float(ledger.hours_of_rows[kept].sum()) - float(np.nansum(jobs.gpus * jobs.duration_s)) / 3600,
-        "because tasks of a job did not all run from its start to its end, as its gang does",
+        "because gangs are cut to the most tasks of a role",
     )
 
 

@@ -13,6 +13,7 @@ from labkit.workloads.readers.accounting import SLURMDB, looks_like_dump, looks_
 from labkit.workloads.readers.base import bytes_of, first_row, header_of, is_yaml, lines_of
 from labkit.workloads.readers.google2019 import looks_like_events
 from labkit.workloads.readers.kubernetes import is_pods
+from labkit.workloads.readers.listings import looks_like_qstat, looks_like_scontrol
 from labkit.workloads.readers.mapping import sidecar, sureness
 from labkit.workloads.readers.published import POLLUX_COLUMNS, TABLES, recognised
 from labkit.workloads.readers.records import looks_like_records
@@ -109,6 +110,8 @@ def _swf(head: str, _first: str) -> Guess | None:
 
 def _slurm(head: str, first: str) -> Guess | None:
     """Return whether a text is what sacct prints; its header may stand below lines of complaint."""
+    if looks_like_scontrol(head):
+        return Guess("sacct", 1.0, "jobs as scontrol show job prints them")
     header = first if separator_of(first) else (header_below(head) or (0, first))[1]
     separator = separator_of(header)
     if separator is None:
@@ -119,7 +122,7 @@ def _slurm(head: str, first: str) -> Guess | None:
         )
     names = header_of(header, separator)
     known = {name.strip().lower() for name in names}
-    if known & {"alloctres", "reqtres"}:
+    if known & {"alloctres", "reqtres", "allocgres", "reqgres"}:
         return Guess("sacct", 1.0, "its header has JobID, times and AllocTRES or ReqTRES")
     others = [name for name in names if sureness("gpus", name)]
     why = f"its header has JobID and times, but no AllocTRES{f', and GPUs in {others[0]}' if others else ''}"
@@ -136,6 +139,8 @@ def _accounting(head: str, first: str) -> Guess | None:
         return Guess("slurmdb", 1.0, f"its header has {', '.join(SLURMDB)}")
     if looks_like_pbs(first):
         return Guess("pbs", 1.0, "records of PBS: date;kind;job;...")
+    if looks_like_qstat(head):
+        return Guess("pbs", 1.0, "jobs as qstat -f prints them")
     return Guess("lsf", 1.0, "records of LSF that begin with JOB_FINISH") if looks_like_lsf(first) else None
 
 

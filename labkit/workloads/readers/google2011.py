@@ -59,8 +59,13 @@ def google_2011(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
     return of_events(events, where, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb)
 
 
-def of_events(events: pd.DataFrame, where: Path, *, machine_cpus: float, machine_memory_gb: float) -> Read:
-    """Return the jobs of events: time_us, job, task, kind (0 to 8), user, cpu, memory, disk and apart of each."""
+def of_events(
+    events: pd.DataFrame, where: Path, *, machine_cpus: float, machine_memory_gb: float, besides: str = ""
+) -> Read:
+    """Return the jobs of events: time_us, job, task, kind (0 to 8), user, cpu, memory, disk and apart of each.
+
+    `besides` is what else there is to know of the file.
+    """
     seen = _by_job(events)
     ledger, lasts_s = TraceLedger(len(seen), noun="jobs", gpu_hours=0.0), seen["duration_s"].to_numpy(np.float64)
     kept = ledger.keep(
@@ -78,6 +83,8 @@ def of_events(events: pd.DataFrame, where: Path, *, machine_cpus: float, machine
     ledger.remark(jobs["disk"] > 0, "requests for disk space dropped")
     if jobs.empty:
         raise TraceError(f"{where}: no job was submitted, started and ended in these events; give more parts.")
+    if besides:
+        ledger.check(besides)
     demand = jobs[["gpus", "cpu", "memory"]].to_numpy(np.float64) * (0.0, machine_cpus, machine_memory_gb)
     found = Jobs.of(
         name=where.name,

@@ -19,6 +19,7 @@ from labkit.workloads.readers.records import table_text
 
 COLUMNS: Final = ("time", "type", "collection_id", "instance_index")
 REQUESTS: Final = ("cpus", "memory", "resource_request.cpus", "resource_request.memory", "user", "collection_type")
+ALLOC_SET: Final = ("1", "ALLOC_SET")
 EXPECTED: Final = "Google's 2019 instance events, records with " + ", ".join(COLUMNS)
 KINDS: Final = ("SUBMIT", "QUEUE", "ENABLE", "SCHEDULE", "EVICT", "FAIL", "FINISH", "KILL", "LOST", "UPDATE_PENDING",
                 "UPDATE_RUNNING")  # fmt: skip
@@ -83,5 +84,11 @@ def google_2019(path: str | Path, *, machine_cpus: float = 32.0, machine_memory_
         }
     )  # fmt: skip
     table.check()
-    events = events[(events["time_us"] < AFTER_THE_TRACE_US) & (events["task"] >= 0)]
-    return of_events(events, path, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb)
+    types = names_of(table.frame["collection_type"]) if "collection_type" in there else [""] * len(table)
+    reserved = np.isin(types, ALLOC_SET)
+    besides = f"{events['job'][reserved].nunique():,} sets of allocations, which hold room for jobs, are none."
+    events = events[(events["time_us"] < AFTER_THE_TRACE_US) & (events["task"] >= 0) & ~reserved]
+    return of_events(
+        events, path, machine_cpus=machine_cpus, machine_memory_gb=machine_memory_gb,
+        besides=besides if reserved.any() else "",
+    )  # fmt: skip

@@ -467,15 +467,16 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         index=str(labels.get(INDEX_LABEL) or ""),
         plain_job=label in PLAIN_JOB_LABELS or (not label and owner[0] == "Job"),
         succeeded=status.get("phase") == "Succeeded",
-        devices=_unknown_devices(spec),
+        devices=_unknown_devices(spec, labels),
         node=str(spec.get("nodeName") or ""),
     )
 
 
-def _unknown_devices(spec: Mapping[str, Any]) -> tuple[str, ...]:
+def _unknown_devices(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[str, ...]:
     names = {name for resources in _resources(spec) for name in resources if "/" in name}
     claims = ("a resource claim",) if _list(spec.get("resourceClaims")) else ()
-    return (*(name for name in sorted(names) if not is_known(name)), *claims)
+    memory = ("gpu-memory, part of a GPU by its memory,",) if labels.get("gpu-memory") else ()  # run:ai
+    return (*(name for name in sorted(names) if not is_known(name)), *claims, *memory)
 
 
 def _owner(metadata: Mapping[str, Any]) -> tuple[str, str, str]:

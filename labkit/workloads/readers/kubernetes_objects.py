@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from labkit.core.bounds import MAX_TASKS
@@ -14,11 +15,14 @@ OWN_JOB: Final = "training.kubeflow.org/job-name"
 OWN_ROLE: Final = "training.kubeflow.org/replica-type"
 START_GUESSED: Final = "labkit/start-guessed"
 """In the status of a pod: that the moment of creation stands for a start which nothing tells."""
-STARTED: Final = ("Running", "Admitted", "JobRunning")
-"""Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's."""
+STARTED: Final = ("Running", "Admitted", "JobRunning", "PodsReady")
+"""Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's, which drops the first of its own
+when all is over."""
+WITHOUT_START: Final = frozenset({"JobSet", "Workload"})
+"""Kinds whose status tells no start, or none any more, when they are over."""
 OVER: Final = {"Succeeded": "Succeeded", "Complete": "Succeeded", "Completed": "Succeeded", "Finished": "Succeeded",
-               "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}  # fmt: skip
-"""Conditions and phases that end a job, and the phase of its pods then."""
+               "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed", "Evicted": "Failed"}  # fmt: skip
+"""Conditions and phases that end a job, and the phase of its pods then; what stands before another one counts."""
 
 
 class PodRole(NamedTuple):
@@ -112,14 +116,27 @@ def _ray(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
     cluster = _mapping(spec.get("rayClusterSpec")) or spec
     groups = [_mapping(group) for group in cluster.get("workerGroupSpecs") or ()]
     found = [
-        _role(group.get("groupName"), int(group.get("replicas", 1)) * int(group.get("numOfHosts") or 1), group)
+        _role(group.get("groupName"), _group_size(group) * int(group.get("numOfHosts") or 1), group)
         for group in groups
+        if group.get("suspend") is not True
     ]
     return [_role("head", 1, cluster["headGroupSpec"]), *found] if "headGroupSpec" in cluster else found
 
 
-_ROLES: Final = {"Job": _job, "JobSet": _jobset, "Workload": _workload, "PodGroup": _podgroup, "TrainJob": _trainjob,
-                 "RayJob": _ray, "RayCluster": _ray}  # fmt: skip
+def _group_size(group: Mapping[str, Any]) -> int:
+    """Return the replicas of a group of workers, which lie between its bounds; 0 is Ray's default of both."""
+    return max(int(group.get("replicas") or 0), int(group.get("minReplicas") or 0))
+
+
+def _mpijob(spec: Mapping[str, Any], _entry: Mapping[str, Any]) -> list[PodRole]:
+    """Return all GPUs of an MPIJob of the first version, which tells their number alone."""
+    n = spec.get("gpus") or spec.get("processingUnits")
+    each = {"containers": [{"resources": {"requests": {spec.get("processingResourceType") or "nvidia.com/gpu": 1}}}]}
+    return [PodRole("worker", n, each)] if isinstance(n, int) else []
+
+
+_ROLES: Final = {"Job": _job, "MPIJob": _mpijob, "JobSet": _jobset, "Workload": _workload, "PodGroup": _podgroup,
+                 "TrainJob": _trainjob, "RayJob": _ray, "RayCluster": _ray}  # fmt: skip
 
 
 def _role(name: object, n: object, holder: object) -> PodRole:
@@ -158,12 +175,13 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
     holds = {str(one.get("type") or one.get("status")) for one in seen if str(one.get("status")) != "False"}
     state = _mapping(status.get("state"))
     phase = str(state.get("phase") or status.get("phase") or status.get("jobDeploymentStatus") or "")
-    over = next((kind for kind in (*holds, phase) if kind in OVER), "")
+    over = next((kind for kind in OVER if kind in holds or kind == phase), "")
     ends = status.get("completionTime") or status.get("endTime") or moments.get(over)
     ends = (ends or state.get("lastTransitionTime")) if over or ends else None
-    begun = next((moments[kind] for kind in STARTED if moments.get(kind) and str(moments[kind]) != str(ends)), None)
-    starts = begun or status.get("startTime")
-    guess = bool(over) and not starts and _kind(entry) == "JobSet"  # its status tells no start
+    starts = next((moments[kind] for kind in STARTED if kind in holds and moments.get(kind)), status.get("startTime"))
+    if ran_s := next((value for key, value in status.items() if key.startswith("accumulatedPastExe")), 0):  # Kueue
+        starts = _before(starts or ends, ran_s)
+    guess = over not in ("", "Evicted") and not starts and _kind(entry) in WITHOUT_START
     starts = _metadata(entry).get("creationTimestamp") if guess else starts
     running = {"running": {"startedAt": starts}} if starts else {"waiting": {}}
     ran = {"terminated": {"startedAt": starts, "finishedAt": ends}} if ends and starts else running
@@ -173,6 +191,14 @@ def _status(entry: Mapping[str, Any]) -> dict[str, Any]:
         "containerStatuses": [{"name": "all", "state": ran}],
         START_GUESSED: guess,
     }
+
+
+def _before(moment: object, seconds: object) -> str | None:
+    """Return the moment so many seconds before another one."""
+    try:
+        return (datetime.fromisoformat(str(moment)) - timedelta(seconds=float(str(seconds)))).isoformat()
+    except (ValueError, OverflowError):
+        return None if moment is None else str(moment)
 
 
 # --- claims of devices
@@ -224,18 +250,35 @@ def _keys(entry: Mapping[str, Any], claims: Mapping[Any, Any]) -> list[tuple[str
 
 
 def _claimed(entry: Mapping[str, Any]) -> float | None:
-    """Return the GPUs that a claim is for; None where that is not known."""
+    """Return the GPUs that a claim is for: those that it got, or else asks for; None where that is not known.
+
+    Whoever looks at devices as an administrator (`adminAccess`) takes none of them from others.
+    """
     spec = _mapping(entry.get("spec"))
     devices = _mapping(_mapping(spec.get("spec")).get("devices") or spec.get("devices"))
-    total = 0.0
-    for asked in map(_mapping, devices.get("requests") or ()):
-        exact = _mapping(asked.get("exactly")) or _mapping(next(iter(asked.get("firstAvailable") or ()), None)) or asked
+    allocated = _mapping(_mapping(_mapping(entry.get("status")).get("allocation")).get("devices"))
+    got = Counter(str(one.get("request")) for one in map(_mapping, allocated.get("results") or ()))
+    total, n_gpus = 0.0, 0
+    for name, exact in (_request(_mapping(asked), got) for asked in devices.get("requests") or ()):
         device = str(exact.get("deviceClassName", ""))
+        if not re.search(r"gpu|mig", device):  # a network card beside them, say
+            continue
+        n_gpus += 1
         part = slice_of(str(exact.get("selectors", ""))) if "mig" in device else 1.0
-        if not re.search(r"gpu|mig", device) or part is None or exact.get("allocationMode") == "All":
-            return None
-        total += part * int(exact.get("count") or 1)
-    return total or None
+        n = got[name] or (0 if exact.get("allocationMode") == "All" else int(exact.get("count") or 1))
+        if exact.get("adminAccess") is not True:
+            if not part or not n or exact.get("capacity"):  # a share of a device, whose size is not told
+                return None
+            total += part * n
+    return total if n_gpus else None
+
+
+def _request(asked: Mapping[str, Any], got: Counter[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the device of a request: of several ways to meet it the one that was taken, or the first."""
+    name = str(asked.get("name"))
+    ways = {f"{name}/{way.get('name')}": way for way in map(_mapping, asked.get("firstAvailable") or ())}
+    taken = next((way for way in ways if way in got), next(iter(ways), name))
+    return taken, _mapping(asked.get("exactly")) or ways.get(taken, asked)
 
 
 def _job_names(pod: Mapping[str, Any]) -> set[str]:

@@ -394,7 +394,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     gpus = _gpus(columns, sources)
     times = _times(columns, sources, gpus, ledger)
     ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
-    keep = _valid_jobs(cells, times, gpus, lost, ledger, has_ids="id" in sources)
+    keep = _valid_jobs(cells, times, gpus, lost, ledger, id_column=sources["id"].column if "id" in sources else "")
     ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
         ledger.remark(rows & keep, guess)
@@ -524,14 +524,17 @@ def _compare(
 
 
 def _valid_jobs(
-    cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, has_ids: bool
+    cells: TraceTable, times: _Times, gpus: Floats, lost: Bools, ledger: TraceLedger, *, id_column: str
 ) -> Bools:
     """Return which rows are jobs with GPUs that ran, and count the others."""
     arrival_s, duration_s, hours = times.arrival_s, times.duration_s, ledger.hours_of_rows
     kept = ~lost
-    again = kept & cells.frame.duplicated().to_numpy() & has_ids
+    again = kept & cells.frame.duplicated().to_numpy() & bool(id_column)
     ledger.merge(again, SAME, gpu_hours=hours)
     kept = kept & ~again
+    steps = kept & _steps(cells.frame[id_column]) if id_column else np.zeros_like(kept)
+    ledger.leave_out(steps, "of steps (.batch, .extern, srun) of jobs that have rows of their own", gpu_hours=hours)
+    kept = kept & ~steps
     for bad, reason in (
         (np.isnan(arrival_s), "without a time of submission"),
         (np.isnan(duration_s), "without a duration (never started, or not ended)"),
@@ -544,6 +547,14 @@ def _valid_jobs(
         ledger.leave_out(kept & bad, reason, gpu_hours=hours)
         kept = kept & ~bad
     found: Bools = kept
+    return found
+
+
+def _steps(ids: pd.Series) -> Bools:
+    """Return which rows are steps of a job of Slurm, such as 12.batch or 12.0, that has a row of its own, (N,)."""
+    parts = ids.astype("str").str.strip().str.extract(r"^(\d+(?:_\d+|\+\d+)?)(?:\.(batch|extern|interactive|\d+))?$")
+    jobs = set(parts[0][parts[1].isna()].dropna())
+    found: Bools = (parts[1].notna() & parts[0].isin(jobs)).to_numpy(np.bool_)
     return found
 
 

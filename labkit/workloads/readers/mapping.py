@@ -114,7 +114,7 @@ FIELDS: Final = {
         _named("gpus, gpu, num gpus, n gpus, ngpus, gpu num, gpu count, req gpus, alloc gpus, requested gpus, "
                "allocated gpus, gpu request"),
         _named("num gpu, gpus requested, gpus allocated, devices, accelerators, cards, n cards, num cards, gpu cards, "
-               "gpu ids, gpu indices, gpu indexes, gpu uuids, world size, num ranks, "
+               "gpu ids, gpu indices, gpu indexes, gpu uuids, world size, num ranks, num acc, num accelerators, "
                "karten, grafikkarten, gres alloc, alloc gres, gres, gres req, req gres, tres alloc, alloc tres"),
     ),
     "gpu_time": Field(
@@ -136,7 +136,8 @@ FIELDS: Final = {
     ),
     "cpus": Field(
         "amount", "cores of the whole job",
-        _named("cpus, cpu, num cpus, n cpus, ncpus, cpu num, cpu count, cores, num cores, req cpus, alloc cpus"),
+        _named("cpus, cpu, num cpus, n cpus, ncpus, cpu num, cpu count, cores, num cores, req cpus, alloc cpus, "
+               "num hwthreads"),
     ),
     "memory": Field("size", "memory of the whole job", _named("memory, mem, ram, req mem, memory request")),
     "user": Field(
@@ -231,7 +232,7 @@ def words_of(column: str) -> tuple[tuple[str, ...], str]:
     >>> words_of("runTime_min"), words_of("Submit Time")
     ((('run', 'time'), 'min'), (('submit', 'time'), ''))
     """
-    words = tuple(word.lower() for word in _WORD.findall(column))
+    words = tuple(word.lower() for word in _WORD.findall(column.replace("/", " per ")))
     unit = _SUFFIXES.get(words[-1], "") if len(words) > 1 else ""
     return (words[:-1], unit) if unit else (words, "")
 
@@ -249,14 +250,19 @@ def per_of(words: Sequence[str]) -> tuple[Sequence[str], str]:
 
 _NO_AMOUNT: Final = frozenset(
     {"util", "utilization", "utilisation", "usage", "used", "time", "hour", "hours", "seconds", "power", "temp", "type",
-     "model", "name", "id", "ids", "index", "cost", "price", "energy", "quota", "wrapper"}
+     "model", "name", "id", "ids", "index", "cost", "price", "energy", "quota", "wrapper", "average", "avg", "mean",
+     "peak", "load", "bw", "bandwidth", "clock", "freq"}
 )  # fmt: skip
 """Words of columns that tell something of GPUs, cores or memory, but not how many of them a job has."""
+_NO_GPUS: Final = frozenset({"memory", "mem", "vram", "ram", "eff", "efficiency"})
+"""Words of columns that tell something else of GPUs than their number, where they are no amount of memory."""
 
 
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
     spec, (apart, unit) = FIELDS[name], words_of(column)
+    if name == "gpus" and _NO_GPUS.intersection(apart):
+        return ""
     if name == "gpu_time":
         words = " ".join(apart)
         return "sure" if unit in SPANS and words in spec.names else "likely" if words in spec.maybe else ""

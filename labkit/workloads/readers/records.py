@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from labkit.core.errors import TraceError
 from labkit.workloads.readers.base import any_text_of, objects_of
+from labkit.workloads.readers.mapping import sureness
 
 EXPECTED: Final = "a table with a header and one job per line, or records of jobs in JSON"
 _ABOVE: Final = re.compile(r"\A(?:\s*(?:#[^\n]*|sep=[^\n]{1,2}\r?)\n)+")
@@ -61,10 +62,16 @@ def _records(objects: list[Any]) -> Iterator[Mapping[str, Any]]:
             yield from (each for each in content if isinstance(each, dict))
             continue
         listed = [value for value in content.values() if _is_list(value)] if isinstance(content, dict) else []
-        if len(listed) == 1:
+        if len(listed) == 1 and not _tells_of_a_job(content):
             yield from listed[0]
         elif isinstance(content, dict):
             yield content
+
+
+def _tells_of_a_job(record: Mapping[str, Any]) -> bool:
+    """Return whether an object is itself a job, whatever it lists: it has a duration, or a number of GPUs."""
+    plain = [key for key, value in record.items() if isinstance(value, int | float | str)]
+    return any(sureness(name, key) == "sure" for name in ("duration", "gpus") for key in plain)
 
 
 def _is_list(value: object) -> bool:

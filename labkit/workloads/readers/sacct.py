@@ -196,6 +196,7 @@ def _once(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     key = ["cluster", "id", "submit_s", "start_s"]
     if not rows.duplicated(key).any():
         return rows
+    key += ["user", "model"]  # of two clusters whose rows do not name them
     again = rows.drop(columns="row").duplicated().to_numpy()
     ledger.merge(again, SAME, gpu_hours=rows["gpu_hours"])
     rows = rows[~again]
@@ -268,7 +269,7 @@ def _attempts(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     alike = (tried["user"] == before["user"]) & (tried["model"] == before["model"])
     gap_s = (tried["submit_s"] - before["end_s"]).fillna(0.0)
     requeued = before["state"].isin(list(REQUEUED)) & alike & gap_s.between(-CLOCKS_DIFFER_S, LONGEST_REQUEUE_S)
-    resized = (tried["submit_s"] == before["submit_s"]) | ((before["state"] == "RESIZING") & alike)
+    resized = ((tried["submit_s"] == before["submit_s"]) | (before["state"] == "RESIZING")) & alike
     same = tried.duplicated(["cluster", "id"]).to_numpy() & (requeued | resized).to_numpy()
     rows = pd.concat([_merged(tried, np.cumsum(~same), ledger), rows[~again]])
     rows["sizes"] = rows["sizes"].fillna(1)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from labkit.core.device_names import SLICE, counted, slice_of
 from labkit.core.errors import TraceError
 from labkit.core.faults import fault_report
-from labkit.workloads.readers.base import TraceTable, any_text_of, entries_of, first_row, header_of, table_of
+from labkit.workloads.readers.base import (
+    TraceTable,
+    any_text_of,
+    entries_of,
+    first_row,
+    header_of,
+    names_of,
+    numbers_of,
+    table_of,
+    text_column,
+)
 from labkit.workloads.readers.line_repair import LineRepair
+from labkit.workloads.readers.listings import looks_like_scontrol, scontrol_jobs
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
@@ -24,7 +37,7 @@ COLUMNS: Final = (
     "JobID", "Submit", "Start", "End", "Elapsed", "ElapsedRaw", "State", "AllocTRES", "ReqTRES", "AllocCPUS", "NCPUS",
     "ReqCPUS", "User", "Account", "UID", "Partition", "JobName", "Priority", "Restarts",
     "Reservation", "Cluster", "Timelimit", "Eligible", "NNodes", "NodeList", "QOS", "Constraints", "Reason",
-    "SubmitLine", "Licenses",
+    "SubmitLine", "Licenses", "AllocGRES", "ReqGRES",
 )  # fmt: skip
 """What is looked at, of what sacct can print; others may stand beside them."""
 
@@ -61,7 +74,7 @@ def separator_of(header: str) -> str | None:
         if '"' in separator or not separator.strip(" "):
             continue
         names = {name.strip().strip('"').lower() for name in header.split(separator)}
-        if "jobid" in names and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
+        if names & {"jobid", "jobidraw"} and len(names & set(_PLAIN)) >= 3 and names & {"submit", "start"}:
             return separator
     return None
 
@@ -91,6 +104,8 @@ def sacct_table(path: Path) -> TraceTable:
     first = first_row(text[: 1 << 16])
     if first.lstrip().startswith(("{", "[")):
         return _from_json(path, text)
+    if looks_like_scontrol(text[: 1 << 16]):
+        return _of_rows(path, [_of_scontrol(told) for _, told in scontrol_jobs(text)])
     if (apart := _unaligned(text)) is not None:
         text, first = apart, first_row(apart[: 1 << 16])
     separator = separator_of(first)
@@ -104,7 +119,7 @@ def sacct_table(path: Path) -> TraceTable:
         raise TraceError(f"{path}: line 1 {why}; expected {EXPECTED}.")
     if len(separator) > 1 or not separator.isascii():
         text, first, separator = text.replace(separator, _UNIT), first.replace(separator, _UNIT), _UNIT
-    header = [name.strip() for name in header_of(first, separator)]
+    text, header = _with_ids(text, first, separator)
     known = {name: _PLAIN[name.lower()] for name in header if name.lower() in _PLAIN}
     _refuse_missing(path, set(known.values()))
     names = [name for name, plain in known.items() if plain not in _NUMBERS]
@@ -115,7 +130,52 @@ def sacct_table(path: Path) -> TraceTable:
     table.frame = table.frame.rename(columns=known)
     if doubt:
         table.doubts.append(doubt)
+    _count_gres(table)
     return table
+
+
+def _count_gres(table: TraceTable) -> None:
+    """Put GPUs of AllocGRES, or of ReqGRES on each node, into AllocTRES where that tells of none in all of a file.
+
+    Slurm before 20.11 has these columns; without AccountingStorageTRES=gres/gpu they alone tell of GPUs.
+    """
+    frame = table.frame
+    column = next((name for name in ("AllocGRES", "ReqGRES") if name in frame), None)
+    told = [frame[name].astype("str") for name in ("AllocTRES", "ReqTRES") if name in frame]
+    if column is None or any(cells.str.contains("gres/gpu", regex=False).any() for cells in told):
+        return
+    tres = text_column(names_of(frame["AllocTRES"]) if "AllocTRES" in frame else [""] * len(frame), index=frame.index)
+    nodes = numbers_of(frame["NNodes"]) if "NNodes" in frame else numbers_of(tres.str.extract(r"\bnode=(\d+)")[0])
+    each = np.where(nodes > 1, nodes, 1).astype(int) if column == "ReqGRES" else np.ones(len(frame), int)
+    pairs = list(zip(names_of(frame[column]), each.tolist(), strict=True))
+    found = {(text, n): _gres(text, n) for text, n in set(pairs)}
+    whole = [",".join(filter(None, (before, found[pair]))) for before, pair in zip(tres, pairs, strict=True)]
+    table.frame = frame.assign(AllocTRES=text_column(whole, index=frame.index))
+    times = f" x nodes{', of which each has one where NNodes is not there' * bool(np.isnan(nodes).any())}"
+    table.doubts.append(f"GPUs are those of {column}{times * (column == 'ReqGRES')}; AllocTRES tells of none.")
+
+
+def _gres(listed: str, n: int) -> str:
+    """Return generic resources such as gpu:a100:4(IDX:0-3) of each of `n` as resources (TRES) of all.
+
+    >>> _gres("gpu:a100:4(S:0-1),shard:2", 2), _gres("PER_NODE:gpu:2", 3), _gres("7696487:1", 1)
+    ('gres/gpu:a100=8,gres/shard=4', 'gres/gpu=6', 'gres/gpu=1')
+    """
+    found = defaultdict[str, int](int)
+    for item in filter(None, re.sub(r"\([^)]*\)", "", listed).split(",")):
+        name, _, count = re.sub(r"^(?:PER_NODE:)?(?:gres[:/])?", "", item.strip()).replace("=", ":").rpartition(":")
+        name, count = (name, count) if count.isdigit() else (f"{name}:{count}".strip(":"), "1")
+        found[re.sub(r"^7696487\b", "gpu", name)] += int(count) * n
+    return ",".join(f"gres/{name}={amount}" for name, amount in found.items() if name and amount)
+
+
+def _with_ids(text: str, first: str, separator: str) -> tuple[str, list[str]]:
+    """Return a text and its header, in which JobIDRaw stands for a JobID that is not there."""
+    header = [name.strip() for name in header_of(first, separator)]
+    if "jobid" in (name.lower() for name in header):
+        return text, header
+    renamed = re.sub("(?i)JobIDRaw", "JobID", first)
+    return text.replace(first, renamed), [name.strip() for name in header_of(renamed, separator)]
 
 
 _UNIT: Final = "\x1f"
@@ -195,15 +255,21 @@ _SHAPES: Final = {
 
 
 def _refuse_missing(path: Path, names: set[str]) -> None:
-    if "AllocTRES" not in names and "ReqTRES" not in names:
+    if not names & {"AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES"}:
         raise TraceError(f"{path}: line 1: column AllocTRES is missing, which tells GPUs; expected {EXPECTED}.")
     if not names & {"Elapsed", "ElapsedRaw"} and not names >= {"Start", "End"}:
         raise TraceError(f"{path}: line 1: column Elapsed is missing, and Start or End; expected {EXPECTED}.")
 
 
-def _from_json(path: Path, text: str) -> TraceTable:
+def _of_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> TraceTable:
+    """Return jobs by sacct's columns as a table."""
     import pandas as pd
 
+    names = [name for name in COLUMNS if name in _READ_FIELDS]
+    return TraceTable(path, pd.DataFrame(rows, columns=names).astype(object), text="", header=False, unit="job")
+
+
+def _from_json(path: Path, text: str) -> TraceTable:
     entries = entries_of(path, text, key="jobs", expected=EXPECTED, alone="job_id")
     printed = _LAST_UPDATE.search(text)
     entries = [_as_accounted(entry, printed_s=float(printed[1]) if printed else None) for entry in entries]
@@ -211,10 +277,7 @@ def _from_json(path: Path, text: str) -> TraceTable:
     rows = [_row(i, entry, faults) for i, entry in enumerate(entries)]
     if 2 * len(faults) >= len(rows) and faults:
         raise TraceError(fault_report(str(path), faults))
-    frame = pd.DataFrame(
-        [row for row in rows if row is not None], columns=[name for name in COLUMNS if name in _READ_FIELDS]
-    )
-    table = TraceTable(path, frame.astype(object), text="", header=False, unit="job")
+    table = _of_rows(path, [row for row in rows if row is not None])
     table.lost = {f"that cannot be read ({faults[0]})": len(faults)} if faults else {}
     return table
 
@@ -268,13 +331,39 @@ def _with_devices(tres: object, entry: Mapping[str, Any]) -> str:
     rows = [(str(detail), 1) for detail in entry.get("gres_detail") or ()]
     for key, times in (("node", "node_count"), ("task", "tasks"), ("job", "")) if not rows else ():
         rows.append((str(entry.get(f"tres_per_{key}") or ""), _number(entry.get(times)) or 1))
-    found = defaultdict[str, int](int)
+    found = Counter[str]()
     for listed, n in rows:
-        for item in filter(None, re.sub(r"\([^)]*\)", "", listed).split(",")):
-            name, _, count = re.sub(r"^gres[:/]", "", item).replace("=", ":").rpartition(":")
-            name, count = (name, count) if count.isdigit() else (f"{name}:{count}".strip(":"), "1")
-            found[name] += int(count) * n
-    return ",".join(filter(None, [text, *(f"gres/{name}={n}" for name, n in found.items() if name and n)]))
+        found.update({name: int(amount) for name, amount in re.findall(r"([^,=]+)=(\d+)", _gres(listed, n))})
+    return ",".join(filter(None, [text, *(f"{name}={n}" for name, n in found.items())]))
+
+
+def _of_scontrol(told: Mapping[str, str]) -> dict[str, Any]:
+    """Return a job of `scontrol show job` in sacct's columns; what has not ended ran until it was printed."""
+    state, first = told.get("JobState", ""), told.get("NumNodes", "").partition("-")[0]
+    waits, over = state in ("PENDING", "CONFIGURING"), state not in UNDER_WAY
+    array, het = told.get("ArrayJobId"), told.get("HetJobId") or told.get("PackJobId")
+    task, offset = told.get("ArrayTaskId", ""), told.get("HetJobOffset") or told.get("PackJobOffset")
+    entry = {
+        "tres_per_node": told.get("TresPerNode") or told.get("Gres"), "node_count": int(first or 1),
+        "tres_per_task": told.get("TresPerTask"), "tasks": int(told.get("NumTasks") or 1),
+        "tres_per_job": told.get("TresPerJob"),
+    }  # fmt: skip
+    asked = told.get("ReqTRES") or told.get("TRES")
+    got = told.get("AllocTRES") or (None if waits else told.get("TRES"))
+    return {
+        "JobID": (f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]") if array and task
+        else f"{het}+{offset}" if het and offset else told.get("JobId"),
+        "JobName": told.get("JobName"), "User": told.get("UserId", "").partition("(")[0],
+        "Account": told.get("Account"), "State": state, "Submit": told.get("SubmitTime"),
+        "Eligible": told.get("EligibleTime"), "Start": None if waits else told.get("StartTime"),
+        "End": told.get("EndTime") if over and not waits else None, "ElapsedRaw": told.get("RunTime"),
+        "Timelimit": re.sub(r"^\d+$", r"\g<0>:00", told.get("TimeLimit", "")),
+        "AllocTRES": None if waits else _with_devices(got, entry),
+        "ReqTRES": _with_devices(asked, entry), "NNodes": first or None, "NodeList": told.get("NodeList"),
+        "Partition": told.get("Partition"), "QOS": told.get("QOS"), "Priority": told.get("Priority"),
+        "Constraints": told.get("Features"), "Reservation": told.get("Reservation"), "Reason": told.get("Reason"),
+        "Restarts": told.get("Restarts"),
+    }  # fmt: skip
 
 
 def _ran_s(entry: Mapping[str, Any], start_s: Any, printed_s: float | None, *, suspended: bool) -> float | None:
@@ -416,12 +505,12 @@ def gpus_of(amounts: Mapping[str, float]) -> tuple[float, str]:
 
     >>> gpus_of({"gres/gpu": 4, "gres/gpu:a100": 4}), gpus_of({"gres/gpu:v100": 2}), gpus_of({"cpu": 2})
     ((4, 'a100'), (2, 'v100'), (0, ''))
-    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7})
-    (1.0, 'a100')
+    >>> gpus_of({"gres/gpu": 7, "gres/gpu:a100_1g.5gb": 7}), gpus_of({"gres/gpu": 2, "gres/gpu:a100_1g.5gb": 7})
+    ((1.0, 'a100'), (1.0, 'a100'))
     """
     typed = {name.partition(":")[2]: n for name, n in amounts.items() if name.startswith(f"{GPU}:") and n > 0}
     parts = {name: 1 if (part := slice_of(name)) is None else part for name in typed}
-    n = amounts.get(GPU, 0) or sum(typed.values())
+    n = max(amounts.get(GPU, 0), sum(typed.values()))
     if n:  # `gres/gpu` counts a slice as a GPU
         n += sum(count * (parts[name] - 1) for name, count in typed.items())
     for device in dict.fromkeys(name.partition(":")[0] for name in amounts if DEVICE.match(name) and counted(name)):

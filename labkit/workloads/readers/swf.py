@@ -27,11 +27,12 @@ References
 .. [1] Chapin et al., "Benchmarks and standards for the evaluation of parallel job schedulers", JSSPP 1999.
 """
 EXPECTED: Final = "the Standard Workload Format: 18 numbers a line, separated by spaces, behind comments with ;"
-GPUS: Final = "gpus"
+GPUS, ASKED_GPUS = "gpus", "asked_gpus"
 _FIELD_OF_GPUS: Final = re.compile(
     r"^\s*;\s*(?:fields?[\s:#]*(\d\d)\b|(\d\d)\s*[:=.)])[^\d\n]*?gpus?\b", re.IGNORECASE | re.MULTILINE
 )
 """A comment that names a further field as that of GPUs: "; Field 19: requested GPUs"."""
+_ASKED: Final = re.compile(r"\b(?:req|request|requested|asked)\b", re.IGNORECASE)
 PARTIAL: Final = (2, 3, 4)
 """States of lines that are parts of a job which has a line of its own."""
 
@@ -61,7 +62,7 @@ def swf(path: str | Path) -> Read:
     column = {name: table.numbers(name, low=-1) for name in table.frame.columns}
     ledger = TraceLedger(len(table), noun="lines")
     lost = table.give_up_rows(ledger)
-    known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
+    known = _known(column)
     processors = np.where(np.isnan(known["processors"]), known["asked_processors"], known["processors"])
     gpus = known.get(GPUS, processors)
     lasted_s, start_s = known["run"], known["submit"] + known["wait"]
@@ -99,6 +100,15 @@ def swf(path: str | Path) -> Read:
     return Read(ledger.close(jobs), ledger, segments, float(known["submit"][kept].min()))
 
 
+def _known(column: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return fields with NaN for what is not known, and GPUs asked for where those that a job got are not known."""
+    known = {name: np.where(values < 0, np.nan, values) for name, values in column.items()}
+    if ASKED_GPUS in known:
+        got = known.get(GPUS, np.full_like(known[ASKED_GPUS], np.nan))
+        known[GPUS] = np.where(np.isnan(got), known[ASKED_GPUS], got)
+    return known
+
+
 def _note(ledger: TraceLedger, table: TraceTable, known: Mapping[str, Floats], kept: Bools) -> None:
     """Note what is doubtful of the file, and what was guessed of its jobs."""
     for doubt in table.doubts:
@@ -121,17 +131,25 @@ def _table(path: Path) -> TraceTable:
 
     frame = pd.DataFrame([cells[: len(COLUMNS)] for _, cells in lines], columns=list(COLUMNS))
     more = min(len(cells) for _, cells in lines)
-    named = [
-        place for match in _FIELD_OF_GPUS.finditer(text) if len(COLUMNS) < (place := int(match[1] or match[2])) <= more
-    ]
-    if named:
-        frame[GPUS] = [cells[named[0] - 1] for _, cells in lines]
+    named = _fields_of_gpus(text, most=more)
+    for name, place in named.items():
+        frame[name] = [cells[place - 1] for _, cells in lines]
     table = TraceTable(path, frame, text=text, header=False, lines=[number for number, _ in lines])
     if more > len(COLUMNS) and not named:
         table.doubts.append(
             f"fields 19 to {more} are not read; a comment such as '; Field 19: GPUs' says that one counts GPUs."
         )
     return table
+
+
+def _fields_of_gpus(text: str, *, most: int) -> dict[str, int]:
+    """Return the places of the fields that comments name as GPUs that jobs got, and as those that they asked for."""
+    named: dict[str, int] = {}
+    for match in _FIELD_OF_GPUS.finditer(text):
+        comment = text[match.start() : text.find("\n", match.end())]
+        if len(COLUMNS) < (place := int(match[1] or match[2])) <= most:
+            named.setdefault(ASKED_GPUS if _ASKED.search(comment) else GPUS, place)
+    return named
 
 
 def _unique(names: list[str]) -> list[str]:

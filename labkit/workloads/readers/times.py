@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-UNKNOWN: Final = ("", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
+UNKNOWN: Final = ("", "-", "--", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
 """What stands for a moment or a span that is not known, in any case of letters."""
 
 LATEST_S: Final = 2.0**33
@@ -32,7 +32,7 @@ _SPAN: Final = r"^(?:(\d{1,6})(?:-|\s+days?,?\s+\+?))?(?:(\d{1,9}):)?(\d{1,9}):(
 _PARTS: Final = r"(\d{1,9}(?:\.\d{1,9})?)\s*"
 _UNITS_OF_TIME: Final = (
     rf"^(?:{_PARTS}d(?:ays?)?)?\s*(?:{_PARTS}h(?:ours?|rs?)?)?\s*"
-    rf"(?:{_PARTS}m(?:in(?:ute)?s?)?)?\s*(?:{_PARTS}s(?:ec(?:ond)?s?)?)?$"
+    rf"(?:{_PARTS}m(?:in(?:ute)?s?)?)?\s*(?:{_PARTS}s(?:ec(?:ond)?(?:s|\(s\))?)?)?$"
 )
 _MONTH: Final = r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
@@ -66,7 +66,8 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if written.any():
         text = _iso(raw[written].astype("str").str.strip())
         dated = text.str.match(r"\d{4}-\d{2}-\d{2}").to_numpy(np.bool_)
-        worded = text.str.contains(_MONTH, regex=True).to_numpy(np.bool_) & ~dated
+        year = text.str.contains(r"\b\d{4}\b", regex=True).to_numpy(np.bool_)
+        worded = text.str.contains(_MONTH, regex=True).to_numpy(np.bool_) & year & ~dated
         stamps = pd.to_datetime(text[dated], format="ISO8601", utc=True, errors="coerce")
         found = np.full(len(text), np.nan)
         if worded.any():
@@ -109,14 +110,16 @@ def sentinels(numbers: Floats) -> Bools:
 def _iso(text: pd.Series) -> pd.Series:
     """Return moments in the form of ISO 8601: of 2024/03/31-08:00:00, of UTC, and of days and months in either order.
 
-    Days and months that the whole column does not tell apart stay as they are, and cannot be read.
+    Days and months with slashes that the whole column does not tell apart stay as they are, and cannot be read.
     """
     text = text.str.replace(r"^(\d{4})/(\d{2})/(\d{2})[-T ]", r"\1-\2-\3T", regex=True)
-    text = text.str.replace(r"\s*UTC$", "Z", regex=True)
+    text = text.str.replace(r"\s*UTC$", "Z", regex=True).str.replace(r"(\d) [ELX]$", r"\1", regex=True)  # marks of LSF
     parts = text.str.extract(r"^(\d{1,2})[/.](\d{1,2})[/.](\d{4}|\d{2})(?:[T ,]+(\d.*?)\s*([AaPp][Mm])?)?$")
     if parts[0].isna().all():
         return text
     first, second = (parts[i].astype("float64").max() for i in (0, 1))
+    if first <= 12 and second <= 12 and text.str.match(r"\d{1,2}\.")[parts[0].notna()].all():
+        first = 13.0  # with dots, days come first
     if (first > 12) == (second > 12):
         return text
     day, month = (parts[0], parts[1]) if first > 12 else (parts[1], parts[0])
