@@ -38,6 +38,7 @@ from labkit.elastic.worker.forward import (
     LossParts,
     SampleLoss,
     cast,
+    check_untouched,
     checked,
     clock_of,
     parted,
@@ -347,12 +348,7 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     for _, p in named:
         p.grad = None
     value = loss()
-    for name, p in named:
-        if p.grad is not None:
-            raise ChangedError(
-                f"'{name}' has a gradient before the loss is returned: the loss calls backward() itself, and workers "
-                "would drop that gradient. Return the sum of all losses."
-            )
+    check_untouched(named)
     value.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]

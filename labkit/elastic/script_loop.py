@@ -147,6 +147,7 @@ class ScriptLoop:
         self._begun = self._over = self._out = False
         self._returned: Any = None
         self._checked: BodyCheck | None = None
+        self._told = 0
         _check_options(options, optimizer)
         if not hasattr(model, "named_parameters"):
             raise InputError(
@@ -181,6 +182,8 @@ class ScriptLoop:
                 "and job.epoch in it."
             )
         self._begun = True
+        own = self.data, getattr(self.data, "dataset", None)
+        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self, *own)
         return self._alone() if self._turns is None else self._hosted(self._turns)
 
     def step(self, loss: Any, weight: Any = None, **metrics: Any) -> None:
@@ -210,23 +213,17 @@ class ScriptLoop:
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""
         self.update, self.epoch = batch.step, batch.epoch
-        self._out, self._returned, training = True, None, self.model.training
-        if self._checked is None:
-            self._checked = BodyCheck(self.model, self, self.data, getattr(self.data, "dataset", None))
+        self._out, self._returned = True, None
+        assert self._checked is not None  # `__iter__` has made it
+        try:
             for _ in self._checked.around():
                 yield batch.batch
-            self._tell_changed()
-        else:
-            yield batch.batch
+        except ChangedError as error:
+            raise ChangedError(f"update {self.update}: {error}") from None
+        self._tell_changed()
         self._out = False
         if self._returned is None:
             raise ChangedError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
-        if self.model.training != training:
-            raise ChangedError(
-                f"the body of the loop leaves the model with training={not training} at update {self.update}: other "
-                "batches of this worker alone would be computed so. Expected "
-                f"model.train({training}) at its end; or validate=Validation(data, every=..., loss=f)."
-            )
 
     def _hosted(self, turns: Turns) -> Iterator[Any]:
         import torch
@@ -266,8 +263,9 @@ class ScriptLoop:
         return [] if self._checked is None else self._checked.changed
 
     def _tell_changed(self) -> None:
-        if self.changed and self._turns is None:
-            names = ", ".join(self.changed[:MOST_NAMED])
+        new, self._told = self.changed[self._told :], len(self.changed)
+        if new and self._turns is None:
+            names = ", ".join(new[:MOST_NAMED])
             print(
                 f"labkit: the body of the loop changes {names}: each worker would have its own. job.update counts "
                 "updates; job.step(loss, name=number) keeps numbers.",

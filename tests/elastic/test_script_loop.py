@@ -201,6 +201,20 @@ def averages_by_hand(parts: dict[str, Any]) -> None:
         parts["shadow"][name] = 0.9 * parts["shadow"][name] + 0.1 * p.detach()
 
 
+def adds_a_group(parts: dict[str, Any]) -> None:
+    parts["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def hooks(parts: dict[str, Any]) -> None:
+    parts["model"].weight.register_hook(lambda gradient: 2 * gradient)
+
+
+def adds_noise(parts: dict[str, Any]) -> None:
+    for p in parts["model"].parameters():
+        if p.grad is not None:
+            p.grad.add_(torch.randn_like(p))
+
+
 BODIES: dict[str, tuple[Any, str]] = {
     "clips": (clips, r"uses gradients of the model \(.*norm.*clip_norm="),
     "steps": (lambda parts: parts["optimizer"].step(), "uses gradients of the model.*optimizer.step and"),
@@ -212,17 +226,28 @@ BODIES: dict[str, tuple[Any, str]] = {
     "trains another model": (
         lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
     ),
-    "validates in between": (lambda parts: parts["model"].eval(), "training=False at update 0.*validate=Validation"),
+    "validates in between": (
+        lambda parts: parts["model"].eval(), r"update \d+: .* the model with training=False.*validate=Validation"
+    ),
     "steps twice": (lambda parts: parts["job"].step(torch.ones(())), r"once for each batch.*job\.update % 2"),
+    "adds a group": (adds_a_group, r"changes optimizer\.param_groups \(1 groups, then 2 groups\)"),
+    "adds a hook": (hooks, "adds or removes a hook of the model"),
+    "adds noise to gradients": (adds_noise, r"uses gradients of the model \(add_"),
+    "evaluates a part": (lambda parts: parts["model"].part.eval(), "leaves part with training=False"),
     "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize("before", [0, 1, 40], ids=["at first", "later", "after many"])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
-    """In a job it would do so in each worker, for each shard, without effect or with a wrong one."""
+def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int) -> None:
+    """In a job it would do so in each worker, for each shard, without effect or with a wrong one.
+
+    Many do so from a later update on: clip after the warm-up, average at the end, step a scheduler by the epoch.
+    """
     model = nn.Linear(2, 1)
+    model.part = nn.Dropout(0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts: dict[str, Any] = {
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
@@ -232,12 +257,48 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
     }  # fmt: skip
     what, why = BODIES[name]
     samples = torch.ones(8, 2), torch.zeros(8, 1)
-    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=2) as job:
-        bodies, parts["job"] = iter(job), job
-        x, y = next(bodies)
-        job.step(nn.functional.mse_loss(model(x), y))
+    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=30) as job:
+        parts["job"] = job
+
+        def train() -> None:
+            for n, (x, y) in enumerate(job):
+                job.step(nn.functional.mse_loss(model(x), y))
+                if n >= before:
+                    what(parts)
+
         with pytest.raises(ChangedError, match=why):
-            what(parts), next(bodies)
+            train()
+
+
+def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros(tmp_path: Path) -> None:
+    """The proof looks at it in evaluation mode, and BatchNorm and dropout must not leave it."""
+    body = "        model.train(); optimizer.zero_grad(set_to_none=False)\n        out = model(x)\n"
+    own = read_training(write(tmp_path, SCRIPT.replace("        out = model(x)\n", body)), seed=3)
+    with own.start(workers=1, servers=1, steps=2) as job:
+        told = " ".join(event["what"] for event in job.wait().events if event["event"] == "told")
+    assert "the mean of 4 shards of 8 samples has the gradient of their batch" in told
+
+
+def test_a_variable_that_the_body_replaces_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    best, steps = None, []
+    with loop(batch=8, shards=2) as job:
+        for x, y in job:
+            job.step(nn.functional.mse_loss(job.model(x), y))
+            best = {name: p.clone() for name, p in job.model.state_dict().items()}
+            if job.update:
+                steps.append(job.update)
+    assert best is not None
+    err = capsys.readouterr().err
+    assert "the body of the loop changes best: each worker would have its own" in err
+    assert "the body of the loop changes steps: " in err, "also if it does so later"
+
+
+def test_a_model_that_is_in_evaluation_mode_before_the_loop_stays_so_alone_too() -> None:
+    with loop(batch=8, shards=1) as job:
+        job.model.eval()
+        for x, y in job:
+            assert not job.model.training
+            job.step(nn.functional.mse_loss(job.model(x), y))
 
 
 def test_a_body_may_clear_gradients_and_what_it_counts_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,6 +335,21 @@ def test_a_script_alone_has_the_precision_of_its_job() -> None:
             assert out.dtype == torch.bfloat16
             job.step(nn.functional.mse_loss(out.float(), y))
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_compiled_model_has_the_numbers_of_a_plain_one_in_a_loop() -> None:
+    """Its compiler looks at gradients, which are hidden from the body of a loop."""
+    made = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model: Any = nn.Linear(2, 1)
+        model = torch.compile(model, backend="eager") if compiled else model
+        samples = torch.ones(8, 2), torch.zeros(8, 1)
+        with labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, batch=8, steps=3) as job:
+            for x, y in job:
+                job.step(nn.functional.mse_loss(model(x), y))
+        made.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
 def test_epochs_are_counted_in_updates() -> None:
