@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.loading import generator_state
 from labkit.elastic.worker.forward import without_scaler
 
 DEPTH: Final = 3
@@ -56,7 +57,9 @@ class BodyCheck:
     Attributes
     ----------
     changed : list of str
-        Names of variables that the body changes for itself: counters, sums, lists.
+        Names of variables that the body changes for itself: counters, sums, lists, generators.
+    n : int
+        Bodies that were looked at.
     """
 
     def __init__(self, model: Any, training: Any, *skipped: Any) -> None:
@@ -68,43 +71,43 @@ class BodyCheck:
         self._training = {"optimizer": training[0], "scheduler": training[1]}
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
-        self._n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
+        self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
         self.changed: list[str] = []
 
     def around(self) -> Iterator[None]:
         """Yield to one body; raise ChangedError for what would be another training in a job."""
         variables = self._compared()
-        before, hooks, modes = self._tokens_of(variables), self._hooks(), self._now()
+        known = {name: value for name, value in variables.items() if name in self._names}
+        before, hooks, modes = self._tokens_of(known), self._hooks(), self._now()
         versions = self._hide_gradients()
-        with without_scaler(), nullcontext() if self._model.training == self._was_training else _keeping_modes():
+        modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
+        with without_scaler(), _without_steps(), modes_stay:
             yield
         self._take_gradients(versions)
         now = _variables() if variables else {}
         numbers = {name: _plain(now[name]) for name, (kind, *_) in before.items() if kind == "number" and name in now}
-        after = self._tokens_of(variables) | numbers
-        self.changed += [
-            name for name in variables
-            if name not in self.changed and self._is_replaced(variables[name], now.get(name))
-        ]  # fmt: skip
+        after = self._tokens_of(known) | numbers
         for name, token in before.items():
             if after.get(name, token) != token and name not in self.changed:
                 self._refuse_or_keep(name, token, after[name])
+        replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
+        self.changed += [name for name in replaced if name not in self.changed]
         self._check_modes(modes)
         if self._hooks() != hooks:
             raise ChangedError(
                 "the body of the loop adds or removes a hook of the model: workers that come later would not have it. "
                 "Expected hooks of modules before the loop."
             )
-        self._n += 1
+        self.n += 1
 
     def _compared(self) -> dict[str, Any]:
-        """Return the variables to compare after this body: those of before the loop, or none."""
-        if ALL_OF_FIRST < self._n < self._next:
+        """Return the variables to compare after this body; none of most."""
+        if ALL_OF_FIRST < self.n < self._next:
             return {}
-        self._next = max(self._next, int(self._n * RARER) + 1)
+        self._next = max(self._next, int(self.n * RARER) + 1)
         variables = _variables()
-        self._names = self._names if self._n else frozenset(variables)
-        return {name: value for name, value in variables.items() if name in self._names}
+        self._names = self._names if self.n else frozenset(variables)
+        return variables
 
     def _tokens_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         pairs = (pair for name, value in variables.items() for pair in self._tokens(name, value))
@@ -125,11 +128,12 @@ class BodyCheck:
             )
         self.changed.append(name)
 
-    @staticmethod
-    def _is_replaced(before: Any, now: Any) -> bool:
-        """Return whether a variable has another object, such as the best state so far; batches have other names."""
+    def _is_replaced(self, name: str, before: Any, now: Any) -> bool:
+        """Return whether a variable has another object, such as the best state, or is a count of the loop's own."""
         import torch
 
+        if name not in self._names:  # it is of the body
+            return type(before) is type(now) is int and now == before + 1
         left_out = torch.Tensor | bool | int | float | str | type
         return now is not before and not isinstance(now, left_out) and not isinstance(before, left_out)
 
@@ -179,6 +183,8 @@ class BodyCheck:
             yield name, _plain(value)
         if isinstance(value, torch.Tensor):
             yield name, self._of_tensor(value)
+        elif (state := generator_state(value)) is not None:
+            yield name, ("generator", state)
         elif isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             yield from _options(name, value)
         elif depth or isinstance(value, torch.nn.Module):
@@ -276,6 +282,24 @@ def _hidden(p: Any) -> Any:
     plain = p.device.type == "cpu" and p.dtype == torch.float32
     zeros = torch.from_numpy(np.zeros(tuple(p.shape), np.float32)) if plain else torch.zeros_like(p)
     return zeros.as_subclass(_refusing())
+
+
+@contextmanager
+def _without_steps() -> Iterator[None]:
+    """Make a step of any optimizer raise ChangedError: one beside the job's would have no gradients yet."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def refuse(optimizer: Any, *_: Any) -> None:
+        raise ChangedError(
+            f"the body of the loop steps an optimizer ({type(optimizer).__name__}): {REMEDY}; what another optimizer "
+            "trains is of the model, too, in a group or in optimizer=[a, b], which alternate."
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.errors import ChangedError
-from labkit.elastic.loading import Samples, check_length, seed_all
+from labkit.elastic.loading import Samples, check_length, generator_state, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
@@ -190,12 +190,16 @@ class _Checks:
         _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
             return ""
-        what = self._named_changes() or "the program"
         return (
             f"the same samples have another gradient the second time (loss {float(rows[0][0]):.6g}, then "
-            f"{float(rows[2][0]):.6g}), with the same buffers and random numbers: what {what} counts or draws, or "
-            "reads from the clock, would be of its own in each worker. Expected generators of torch, numpy and "
-            "Python, whose seeds are set for each shard; a buffer of the model; or loss(model, batch, step)."
+            f"{float(rows[2][0]):.6g}), with the same buffers and random numbers: {self._about_state()}"
+        )
+
+    def _about_state(self) -> str:
+        return (
+            f"what {self._named_changes() or 'the program'} counts or draws, or reads from the clock, would be of its "
+            "own in each worker. Expected generators of torch, numpy and Python, whose seeds are set for each shard; a "
+            "buffer of the model; or loss(model, batch, step), job.update in a script's loop."
         )
 
     def _named_changes(self) -> str:
@@ -296,6 +300,9 @@ class _Checks:
         norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
         cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
         apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
+        if apart <= TOLERANCES[FLOAT32]:
+            what = f"the losses of {n} shards and that of their batch differ, their gradients do not"
+            return f"{what}: {self._about_state()}"
         batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
         hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
@@ -417,11 +424,7 @@ def _state(value: Any) -> Any:
         return repr(value)
     if isinstance(value, torch.Tensor | np.ndarray):
         return None if isinstance(value, torch.nn.Parameter) else repr(value)
-    if isinstance(value, torch.Generator):
-        return value.get_state().tolist()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    return len(value) if isinstance(value, list | dict | set | deque) else None
+    return len(value) if isinstance(value, list | dict | set | deque) else generator_state(value)
 
 
 def divisor(weights: Sequence[float | None]) -> float:

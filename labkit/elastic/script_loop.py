@@ -264,7 +264,7 @@ class ScriptLoop:
 
     def _tell_changed(self) -> None:
         new, self._told = self.changed[self._told :], len(self.changed)
-        if new and self._turns is None:
+        if new and self._checked is not None and (self._turns is None or self._checked.n > OF_PROOF):
             names = ", ".join(new[:MOST_NAMED])
             print(
                 f"labkit: the body of the loop changes {names}: each worker would have its own. job.update counts "
@@ -292,6 +292,8 @@ class ScriptLoop:
         return {**self.options, "optimizer": self.optimizer, **scheduler}
 
 
+OF_PROOF: Final = 3
+"""Bodies whose changes the proof at the start names; later ones each worker names itself."""
 MOST_NAMED: Final = 3
 """Variables that a line names."""
 BATCH: Final = 64

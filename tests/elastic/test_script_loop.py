@@ -149,6 +149,22 @@ def test_the_options_of_a_file_go_with_its_optimizer(tmp_path: Path) -> None:
     assert there.optimizer.param_groups[0]["params"][0] is next(iter(there.model.parameters()))
 
 
+def test_a_script_keeps_its_parametrizations_and_the_hooks_of_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch pickles neither, but workers run the script."""
+    layer = "nn.utils.parametrizations.weight_norm(nn.Linear(8, width)), nn.Tanh()"
+    text = SCRIPT.replace("nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.ReLU()", layer)
+    hook = "model[2].bias.register_hook(lambda gradient: 3 * gradient)\n"
+    script = write(tmp_path, text.replace("optimizer =", f"{hook}optimizer =", 1).replace("steps=40", "steps=5"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(script.read_text(), script, "exec"), {"__name__": "alone"})
+    expected = torch.load("state.pt")
+    with read_training(script, seed=3).start(workers=2, servers=1) as job:
+        assert same(job.wait().state_dict(), expected)
+
+
 # --- what is refused
 
 
@@ -217,7 +233,8 @@ def adds_noise(parts: dict[str, Any]) -> None:
 
 BODIES: dict[str, tuple[Any, str]] = {
     "clips": (clips, r"uses gradients of the model \(.*norm.*clip_norm="),
-    "steps": (lambda parts: parts["optimizer"].step(), "uses gradients of the model.*optimizer.step and"),
+    "steps": (lambda parts: parts["optimizer"].step(), r"steps an optimizer \(SGD\): .*optimizer\.step and"),
+    "steps another optimizer": (lambda parts: parts["beside"].step(), r"steps an optimizer \(Adam\): .* in a group"),
     "computes gradients": (lambda parts: parts["model"](torch.ones(1, 2)).sum().backward(), "computes a gradient of"),
     "steps a scheduler": (lambda parts: parts["scheduler"].step(), r"changes .*\['lr'\] \(0.1, then 0.05\): servers"),
     "sets a rate": (lambda parts: parts["optimizer"].param_groups[0].update(lr=0.3), r"'lr'\] \(0.1, then 0.3\)"),
@@ -253,7 +270,7 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
         "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
-        "scaler": torch.amp.GradScaler("cpu"),
+        "beside": torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "scaler": torch.amp.GradScaler("cpu"),
     }  # fmt: skip
     what, why = BODIES[name]
     samples = torch.ones(8, 2), torch.zeros(8, 1)
@@ -279,18 +296,19 @@ def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros
     assert "the mean of 4 shards of 8 samples has the gradient of their batch" in told
 
 
-def test_a_variable_that_the_body_replaces_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    best, steps = None, []
-    with loop(batch=8, shards=2) as job:
-        for x, y in job:
+def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys: pytest.CaptureFixture[str]) -> None:
+    best, steps, generator = None, [], torch.Generator()
+    with loop(batch=8, shards=2, steps=4) as job:
+        for number, (x, y) in enumerate(job):
+            if job.update > 1:
+                x = x + torch.rand(2, generator=generator)
+                steps.append(number)
             job.step(nn.functional.mse_loss(job.model(x), y))
             best = {name: p.clone() for name, p in job.model.state_dict().items()}
-            if job.update:
-                steps.append(job.update)
     assert best is not None
     err = capsys.readouterr().err
-    assert "the body of the loop changes best: each worker would have its own" in err
-    assert "the body of the loop changes steps: " in err, "also if it does so later"
+    for names in ("best", "number", "steps, generator"):
+        assert err.count(f"the body of the loop changes {names}: each worker would have its own") == 1, err
 
 
 def test_a_model_that_is_in_evaluation_mode_before_the_loop_stays_so_alone_too() -> None:
