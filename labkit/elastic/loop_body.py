@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -49,8 +50,8 @@ class BodyCheck:
     ----------
     model : Module
         The model of the loop.
-    training : object
-        Its optimizers and schedulers, in lists.
+    training : sequence
+        Its optimizers, and its schedulers: one, several, or neither.
     skipped : object
         Objects that are not looked at: the loop, its samples.
 
@@ -68,7 +69,9 @@ class BodyCheck:
         self._params = list(model.named_parameters())
         self._was_training = model.training
         self._hidden: list[tuple[str, Any, Any]] = []
-        self._training = {"optimizer": training[0], "scheduler": training[1]}
+        those = [each if isinstance(each, list | tuple) else [each] for each in training]
+        self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
+        self._schedulers = [each for each in those[1] if hasattr(each, "last_epoch")]
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
         self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
@@ -78,7 +81,7 @@ class BodyCheck:
         """Yield to one body; raise ChangedError for what would be another training in a job."""
         variables = self._compared()
         known = {name: value for name, value in variables.items() if name in self._names}
-        before, hooks, modes = self._tokens_of(known), self._hooks(), self._now()
+        before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
         versions = self._hide_gradients()
         modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
         with without_scaler(), _without_steps(), modes_stay:
@@ -92,6 +95,7 @@ class BodyCheck:
                 self._refuse_or_keep(name, token, after[name])
         replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
         self.changed += [name for name in replaced if name not in self.changed]
+        self._check_options(options)
         self._check_modes(modes)
         if self._hooks() != hooks:
             raise ChangedError(
@@ -111,8 +115,21 @@ class BodyCheck:
 
     def _tokens_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         pairs = (pair for name, value in variables.items() for pair in self._tokens(name, value))
-        own = (pair for name, value in self._training.items() for pair in self._tokens(name, value))
-        return dict(own) | dict(islice(pairs, MOST_TOKENS))
+        return dict(islice(pairs, MOST_TOKENS))
+
+    def _options(self) -> list[SimpleNamespace]:
+        """Return the options of the job's optimizers, and the steps of its schedulers: all that `_options` looks at."""
+        groups = ([{**group, "params": None} for group in each.param_groups] for each in self._optimizers)
+        steps = (SimpleNamespace(last_epoch=each.last_epoch) for each in self._schedulers)
+        return [*(SimpleNamespace(param_groups=each) for each in groups), *steps]
+
+    def _check_options(self, before: list[SimpleNamespace]) -> None:
+        now = self._options()
+        if now != before:
+            was, new = (dict(chain(*(_options("optimizer", each) for each in state))) for state in (before, now))
+            for name in was:
+                if new.get(name) != was[name]:
+                    self._refuse_or_keep(name, was[name], new.get(name, ("option", "none")))
 
     def _refuse_or_keep(self, name: str, before: Any, after: Any) -> None:
         if before[0] == "option":
@@ -158,10 +175,13 @@ class BodyCheck:
 
     def _hide_gradients(self) -> list[int]:
         """Give each parameter a gradient that cannot be used, and return how often each of these was written to."""
+        import torch
+
         self._hidden = self._hidden or [(name, p, _hidden(p)) for name, p in self._params if p.requires_grad]
-        for _, p, hidden in self._hidden:
-            p.grad = hidden
-        return [hidden._version for _, _, hidden in self._hidden]
+        with torch._C.DisableTorchFunction():
+            for _, p, hidden in self._hidden:
+                p.grad = hidden
+            return [hidden._version for _, _, hidden in self._hidden]
 
     def _take_gradients(self, versions: list[int]) -> None:
         """Take them away; raise ChangedError if one was computed meanwhile."""
