@@ -328,7 +328,7 @@ def _keeping_modes() -> Iterator[None]:
     from torch import nn
 
     train = nn.Module.train
-    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign]  # noqa: ARG005
+    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
     try:
         yield
     finally:

@@ -122,7 +122,7 @@ class _Checks:
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
         for module, training in modes:
             module.training = training
-        fault = fault or self._forward_pass(own)
+        fault = fault or self._forward_pass(own) or self._synchronized(modes)
         own.model.eval()
         fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
         parts = [
@@ -133,6 +133,15 @@ class _Checks:
             self._about_changing(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
+
+    def _synchronized(self, modes: Sequence[tuple[Any, bool]]) -> str:
+        """Return that a module asks for statistics of the whole batch, which shards do not have; "" if none does."""
+        if self._n_shards == 1 or not any(on and type(module).__name__ == "SyncBatchNorm" for module, on in modes):
+            return ""
+        return (
+            f"the model has SyncBatchNorm, and {self._n_shards} shards: they are computed apart, and none waits for "
+            "the others' statistics. Expected shards=1, which has those of the whole batch; or nn.BatchNorm."
+        )
 
     def _about_buffers(self, program: Program) -> str:
         """Return what differs from one process for buffers that forward changes; BatchNorm has a line of its own."""

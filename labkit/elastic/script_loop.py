@@ -8,6 +8,7 @@ checked.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import os
@@ -164,6 +165,8 @@ class ScriptLoop:
         return max(1, whole("epochs", epochs, least=1) * n // int(batch))
 
     def __enter__(self) -> ScriptLoop:
+        frame = sys._getframe(1)
+        _check_one_loop(frame.f_code.co_filename, frame.f_lineno)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -304,6 +307,31 @@ def _as_samples(loader: Any) -> Any:
     from labkit.elastic.data import as_dataset
 
     return as_dataset(tuple(loader)) if isinstance(loader, tuple | list) else loader
+
+
+def _check_one_loop(path: str, line: int) -> None:
+    """Raise InputError if the `with` at a line of a script has its loop in another one, which would begin it again."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return  # such as a cell of a notebook
+    inside = [node for node in ast.walk(tree) if isinstance(node, ast.With) and node.lineno == line]
+    names = {getattr(item.optional_vars, "id", "") for node in inside for item in node.items}
+    outer = [each for node in inside for each in ast.walk(node) if isinstance(each, ast.For | ast.While)]
+    for inner in (each for loop in outer for each in ast.walk(loop) if each is not loop):
+        if isinstance(inner, ast.For) and names & set(_iterated(inner.iter)):
+            raise InputError(
+                f"{Path(path).name}, line {inner.lineno}: the loop over the job lies in another loop; expected one "
+                "loop over all epochs: labkit.elastic(..., epochs=10), and job.epoch in it."
+            )
+
+
+def _iterated(node: ast.expr) -> Iterator[str]:
+    """Yield the names that a loop goes through: of job, enumerate(job) and tqdm(job) "job"."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    for each in node.args if isinstance(node, ast.Call) else ():
+        yield from _iterated(each)
 
 
 def _file() -> str:

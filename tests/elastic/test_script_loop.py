@@ -192,6 +192,19 @@ def test_a_loop_that_makes_no_sense_is_refused(options: dict[str, Any], what: st
         loop(**options)
 
 
+def test_a_loop_in_a_loop_over_epochs_is_refused_before_it_trains(tmp_path: Path) -> None:
+    """The first one would train all of them; the second one was refused after the training."""
+    text = SCRIPT.replace("    for x, y in job:", "    for epoch in range(3):\n     for x, y in enumerate(job):")
+    with pytest.raises(InputError, match=r"script\.py, line 24: the loop over the job lies in another loop"):
+        read_training(write(tmp_path, text), seed=3)
+
+
+def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -> None:
+    own = read_training(write(tmp_path, SCRIPT.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")), seed=3)
+    with pytest.raises(InputError, match=r"the model has SyncBatchNorm, and 4 shards: .*Expected shards=1"):
+        own.start(workers=1, servers=1)
+
+
 def test_a_loop_that_is_used_wrongly_is_refused_at_its_line() -> None:
     with loop(batch=8, shards=2) as job, pytest.raises(InputError, match=r"at update 0 without job\.step\(loss\)"):
         for _ in job:

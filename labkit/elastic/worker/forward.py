@@ -106,8 +106,8 @@ class ForwardGuard:
                 what = "parameter" if p.requires_grad else "frozen parameter"
                 raise _refusal(f"{what} '{name}'", _OF_PARAMETERS)
         check_untouched(self._params)
-        for name, p, before in self._probed:
-            if _probe(p) != before:
+        for name, probed, before in self._probed:
+            if _probe(probed) != before:
                 raise _refusal(f"parameter '{name}'", _OF_PARAMETERS)
         if self._trained != [p.requires_grad for _, p in self._params]:
             raise self._about_frozen()
