@@ -312,7 +312,7 @@ def _rule(
         if scheduler is not None:
             raise InputError("scheduler= goes with an optimizer of torch; expected schedule=, a function of the step.")
         return UpdateRule(own, schedule, clip_value)
-    check_model(program.model)
+    check_model(program.model, pickled=program.is_pickled)
     every = whole("scheduler_every", every, least=1)
     made = recipes(optimizer, program.model, scheduler=scheduler, every=every, schedule=schedule)
     return UpdateRule(None, schedule, clip_value, made)

@@ -358,6 +358,17 @@ def random_states() -> tuple[Any, Any, Any]:
     return torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
+def generator_state(value: Any) -> str | None:
+    """Return the state of a random generator of one's own as text; None of anything else."""
+    import torch
+
+    if isinstance(value, torch.Generator):
+        return repr(value.get_state().tolist())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return repr(value.getstate()) if isinstance(value, random.Random) else None
+
+
 def same_states(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any]) -> bool:
     """Return whether no generator has been used in between."""
     arrays = zip(a[1], b[1], strict=True)

@@ -1,4 +1,4 @@
-"""The body of a script's loop: what it must leave to the job, looked for once in each process.
+"""The body of a script's loop: what it must leave to the job, looked for each time that it runs.
 
 Servers have gradients, optimizers and schedulers. A body that clips gradients, sets a learning rate or averages weights
 would do so in each worker, once for each shard, and what it made would be lost with the worker.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
+from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
+
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.loading import generator_state
 from labkit.elastic.worker.forward import without_scaler
 
 DEPTH: Final = 3
@@ -23,6 +28,10 @@ MOST_TOKENS: Final = 20_000
 """Tensors, numbers and options that are compared."""
 MOST_NUMBERS: Final = 64
 """Numbers of a tensor that are compared."""
+ALL_OF_FIRST: Final = 16
+"""Bodies after each of which all variables are compared; of later ones fewer and fewer are."""
+RARER: Final = 1.25
+"""By how much the number of bodies grows between two of these later comparisons."""
 NOT_OF_USERS: Final = frozenset({"builtins", "torch", "numpy", "pandas", "labkit", "tqdm"})
 """Packages whose objects are not looked into."""
 REMEDY: Final = (
@@ -32,45 +41,95 @@ REMEDY: Final = (
 
 
 class BodyCheck:
-    """Compares the variables of a script before and after the body of its loop.
+    """Compares what a script has before and after each body of its loop.
+
+    Gradients, options of optimizers, modes and hooks are compared each time; variables of the script the first times,
+    and then more and more rarely, as that takes as long as a small step.
 
     Parameters
     ----------
     model : Module
         The model of the loop.
+    training : sequence
+        Its optimizers, and its schedulers: one, several, or neither.
     skipped : object
         Objects that are not looked at: the loop, its samples.
 
     Attributes
     ----------
     changed : list of str
-        Names of variables that the body changes for itself: counters, sums, lists.
+        Names of variables that the body changes for itself: counters, sums, lists, generators.
+    n : int
+        Bodies that were looked at.
     """
 
-    def __init__(self, model: Any, *skipped: Any) -> None:
+    def __init__(self, model: Any, training: Any, *skipped: Any) -> None:
         self._model, self._skipped = model, {id(each) for each in skipped}
+        self._modules = list(model.named_modules())
+        self._params = list(model.named_parameters())
+        self._was_training = model.training
+        self._hidden: list[tuple[str, Any, Any]] = []
+        those = [each if isinstance(each, list | tuple) else [each] for each in training]
+        self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
+        self._schedulers = [each for each in those[1] if hasattr(each, "last_epoch")]
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
+        self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
         self.changed: list[str] = []
 
     def around(self) -> Iterator[None]:
         """Yield to one body; raise ChangedError for what would be another training in a job."""
-        variables = _variables()
-        before = self._tokens_of(variables)
-        hidden = self._hide_gradients()
-        with without_scaler():
+        variables = self._compared()
+        known = {name: value for name, value in variables.items() if name in self._names}
+        before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
+        versions = self._hide_gradients()
+        modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
+        with without_scaler(), _without_steps(), modes_stay:
             yield
-        self._take_gradients(hidden)
-        now = _variables()
+        self._take_gradients(versions)
+        now = _variables() if variables else {}
         numbers = {name: _plain(now[name]) for name, (kind, *_) in before.items() if kind == "number" and name in now}
-        after = self._tokens_of(variables) | numbers
+        after = self._tokens_of(known) | numbers
         for name, token in before.items():
-            if after.get(name, token) != token:
+            if after.get(name, token) != token and name not in self.changed:
                 self._refuse_or_keep(name, token, after[name])
+        replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
+        self.changed += [name for name in replaced if name not in self.changed]
+        self._check_options(options)
+        self._check_modes(modes)
+        if self._hooks() != hooks:
+            raise ChangedError(
+                "the body of the loop adds or removes a hook of the model: workers that come later would not have it. "
+                "Expected hooks of modules before the loop."
+            )
+        self.n += 1
+
+    def _compared(self) -> dict[str, Any]:
+        """Return the variables to compare after this body; none of most."""
+        if ALL_OF_FIRST < self.n < self._next:
+            return {}
+        self._next = max(self._next, int(self.n * RARER) + 1)
+        variables = _variables()
+        self._names = self._names if self.n else frozenset(variables)
+        return variables
 
     def _tokens_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         pairs = (pair for name, value in variables.items() for pair in self._tokens(name, value))
         return dict(islice(pairs, MOST_TOKENS))
+
+    def _options(self) -> list[SimpleNamespace]:
+        """Return the options of the job's optimizers, and the steps of its schedulers: all that `_options` looks at."""
+        groups = ([{**group, "params": None} for group in each.param_groups] for each in self._optimizers)
+        steps = (SimpleNamespace(last_epoch=each.last_epoch) for each in self._schedulers)
+        return [*(SimpleNamespace(param_groups=each) for each in groups), *steps]
+
+    def _check_options(self, before: list[SimpleNamespace]) -> None:
+        now = self._options()
+        if now != before:
+            was, new = (dict(chain(*(_options("optimizer", each) for each in state))) for state in (before, now))
+            for name in was:
+                if new.get(name) != was[name]:
+                    self._refuse_or_keep(name, was[name], new.get(name, ("option", "none")))
 
     def _refuse_or_keep(self, name: str, before: Any, after: Any) -> None:
         if before[0] == "option":
@@ -86,27 +145,52 @@ class BodyCheck:
             )
         self.changed.append(name)
 
-    def _hide_gradients(self) -> list[tuple[str, Any, Any]]:
-        """Give each parameter a gradient that cannot be used, and return name, parameter and gradient."""
+    def _is_replaced(self, name: str, before: Any, now: Any) -> bool:
+        """Return whether a variable has another object, such as the best state, or is a count of the loop's own."""
         import torch
 
-        rows = []
-        for name, p in self._model.named_parameters():
-            if p.requires_grad:
-                hidden = torch.zeros_like(p).as_subclass(_refusing())
-                p.grad = hidden
-                rows.append((name, p, hidden))
-        return rows
+        if name not in self._names:  # it is of the body
+            return type(before) is type(now) is int and now == before + 1
+        left_out = torch.Tensor | bool | int | float | str | type
+        return now is not before and not isinstance(now, left_out) and not isinstance(before, left_out)
 
-    @staticmethod
-    def _take_gradients(hidden: list[tuple[str, Any, Any]]) -> None:
+    def _now(self) -> list[bool]:
+        return [module.training for _, module in self._modules]
+
+    def _check_modes(self, before: list[bool]) -> None:
+        for (name, _), was, now in zip(self._modules, before, self._now(), strict=True):
+            if was != now:
+                raise ChangedError(
+                    f"the body of the loop leaves {name or 'the model'} with training={now}: other batches of this "
+                    f"worker alone would be computed so. Expected train({was}) at its end, or train({now}) before the "
+                    "loop; to measure the model, validate=Validation(data, every=..., loss=f)."
+                )
+
+    def _hooks(self) -> int:
+        """Return how many hooks parameters and modules have."""
+        n = sum(len(p._backward_hooks or ()) for _, p in self._params)
+        return n + sum(
+            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for _, m in self._modules
+        )
+
+    def _hide_gradients(self) -> list[int]:
+        """Give each parameter a gradient that cannot be used, and return how often each of these was written to."""
+        import torch
+
+        self._hidden = self._hidden or [(name, p, _hidden(p)) for name, p in self._params if p.requires_grad]
+        with torch._C.DisableTorchFunction():
+            for _, p, hidden in self._hidden:
+                p.grad = hidden
+            return [hidden._version for _, _, hidden in self._hidden]
+
+    def _take_gradients(self, versions: list[int]) -> None:
         """Take them away; raise ChangedError if one was computed meanwhile."""
         import torch
 
         with torch._C.DisableTorchFunction():
-            for name, p, own in hidden:
+            for (name, p, hidden), version in zip(self._hidden, versions, strict=True):
                 grad, p.grad = p.grad, None
-                if grad is not None and (grad is not own or bool(grad.count_nonzero())):
+                if grad is not None and (grad is not hidden or hidden._version != version):
                     raise ChangedError(f"the body of the loop computes a gradient of '{name}' itself: {REMEDY}.")
 
     def _tokens(self, name: str, value: Any, depth: int = DEPTH) -> Iterator[tuple[str, Any]]:
@@ -119,6 +203,8 @@ class BodyCheck:
             yield name, _plain(value)
         if isinstance(value, torch.Tensor):
             yield name, self._of_tensor(value)
+        elif (state := generator_state(value)) is not None:
+            yield name, ("generator", state)
         elif isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             yield from _options(name, value)
         elif depth or isinstance(value, torch.nn.Module):
@@ -160,6 +246,7 @@ def _options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if hasattr(value, "last_epoch"):
         yield f"{name}.last_epoch", ("option", value.last_epoch)
         return
+    yield f"{name}.param_groups", ("option", f"{len(value.param_groups)} groups")
     for number, group in enumerate(value.param_groups):
         for key, option in group.items():
             if key != "params":
@@ -185,19 +272,64 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
 def _refusing() -> Any:
     """Return the class of a gradient that raises ChangedError when its numbers are used."""
     import torch
+    from torch._guards import TracingContext
 
     described = {
-        getattr(torch.Tensor, name).__get__ for name in ("dtype", "device", "shape", "layout", "requires_grad")
+        getattr(torch.Tensor, name).__get__
+        for name in ("dtype", "device", "shape", "layout", "requires_grad", "grad_fn", "is_sparse", "_version")
     }
+    clearing = {torch.Tensor.zero_, torch.Tensor.requires_grad_, torch._foreach_zero_}  # by zero_grad
 
     class Hidden(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function in described:
+            if function in described or TracingContext.try_get() is not None:  # torch.compile looks at all
                 return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            if function in clearing:
+                return args[0]
             raise ChangedError(
                 f"the body of the loop uses gradients of the model ({getattr(function, '__name__', function)}), which "
                 f"servers add up: {REMEDY}."
             )
 
     return Hidden
+
+
+def _hidden(p: Any) -> Any:
+    """Return a gradient for a parameter that refuses to be used; its zeros take no memory until they are written to."""
+    import torch
+
+    plain = p.device.type == "cpu" and p.dtype == torch.float32
+    zeros = torch.from_numpy(np.zeros(tuple(p.shape), np.float32)) if plain else torch.zeros_like(p)
+    return zeros.as_subclass(_refusing())
+
+
+@contextmanager
+def _without_steps() -> Iterator[None]:
+    """Make a step of any optimizer raise ChangedError: one beside the job's would have no gradients yet."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def refuse(optimizer: Any, *_: Any) -> None:
+        raise ChangedError(
+            f"the body of the loop steps an optimizer ({type(optimizer).__name__}): {REMEDY}; what another optimizer "
+            "trains is of the model, too, in a group or in optimizer=[a, b], which alternate."
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _keeping_modes() -> Iterator[None]:
+    """Let `train()` and `eval()` have no effect: the proof looks at the body in evaluation mode."""
+    from torch import nn
+
+    train = nn.Module.train
+    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
+    try:
+        yield
+    finally:
+        nn.Module.train = train  # type: ignore[method-assign]

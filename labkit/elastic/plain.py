@@ -59,7 +59,7 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
     samples, steppers = Samples(loading.data, spec), Steppers(options, model)
     buffers = _Buffers(model, options.get("per_shard", ()), n)
     params, losses = [p for p in model.parameters() if p.requires_grad], []
-    model.train()
+    program.train()
     for step in range(steps):
         rows = []
         for leaf in range(n):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.errors import ChangedError
-from labkit.elastic.loading import Samples, check_length, seed_all
+from labkit.elastic.loading import Samples, check_length, generator_state, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
@@ -38,6 +38,7 @@ from labkit.elastic.worker.forward import (
     LossParts,
     SampleLoss,
     cast,
+    check_untouched,
     checked,
     clock_of,
     parted,
@@ -121,7 +122,7 @@ class _Checks:
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
         for module, training in modes:
             module.training = training
-        fault = fault or self._forward_pass(own)
+        fault = fault or self._forward_pass(own) or self._synchronized(modes)
         own.model.eval()
         fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
         parts = [
@@ -132,6 +133,15 @@ class _Checks:
             self._about_changing(),
         ]
         return Proof(f"proved in evaluation mode: {', '.join(filter(None, parts))}", fault)
+
+    def _synchronized(self, modes: Sequence[tuple[Any, bool]]) -> str:
+        """Return that a module asks for statistics of the whole batch, which shards do not have; "" if none does."""
+        if self._n_shards == 1 or not any(on and type(module).__name__ == "SyncBatchNorm" for module, on in modes):
+            return ""
+        return (
+            f"the model has SyncBatchNorm, and {self._n_shards} shards: they are computed apart, and none waits for "
+            "the others' statistics. Expected shards=1, which has those of the whole batch; or nn.BatchNorm."
+        )
 
     def _about_buffers(self, program: Program) -> str:
         """Return what differs from one process for buffers that forward changes; BatchNorm has a line of its own."""
@@ -189,12 +199,16 @@ class _Checks:
         _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
             return ""
-        what = self._named_changes() or "the program"
         return (
             f"the same samples have another gradient the second time (loss {float(rows[0][0]):.6g}, then "
-            f"{float(rows[2][0]):.6g}), with the same buffers and random numbers: what {what} counts or draws, or "
-            "reads from the clock, would be of its own in each worker. Expected generators of torch, numpy and "
-            "Python, whose seeds are set for each shard; a buffer of the model; or loss(model, batch, step)."
+            f"{float(rows[2][0]):.6g}), with the same buffers and random numbers: {self._about_state()}"
+        )
+
+    def _about_state(self) -> str:
+        return (
+            f"what {self._named_changes() or 'the program'} counts or draws, or reads from the clock, would be of its "
+            "own in each worker. Expected generators of torch, numpy and Python, whose seeds are set for each shard; a "
+            "buffer of the model; or loss(model, batch, step), job.update in a script's loop."
         )
 
     def _named_changes(self) -> str:
@@ -295,6 +309,9 @@ class _Checks:
         norms = float(np.linalg.norm(shards)), float(np.linalg.norm(union))
         cosine = float(shards @ union) / (norms[0] * norms[1] or 1.0)
         apart = float(np.linalg.norm(shards - union)) / (norms[1] or 1.0)
+        if apart <= TOLERANCES[FLOAT32]:
+            what = f"the losses of {n} shards and that of their batch differ, their gradients do not"
+            return f"{what}: {self._about_state()}"
         batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
         hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
@@ -347,12 +364,7 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     for _, p in named:
         p.grad = None
     value = loss()
-    for name, p in named:
-        if p.grad is not None:
-            raise ChangedError(
-                f"'{name}' has a gradient before the loss is returned: the loss calls backward() itself, and workers "
-                "would drop that gradient. Return the sum of all losses."
-            )
+    check_untouched(named)
     value.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
@@ -421,11 +433,7 @@ def _state(value: Any) -> Any:
         return repr(value)
     if isinstance(value, torch.Tensor | np.ndarray):
         return None if isinstance(value, torch.nn.Parameter) else repr(value)
-    if isinstance(value, torch.Generator):
-        return value.get_state().tolist()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    return len(value) if isinstance(value, list | dict | set | deque) else None
+    return len(value) if isinstance(value, list | dict | set | deque) else generator_state(value)
 
 
 def divisor(weights: Sequence[float | None]) -> float:

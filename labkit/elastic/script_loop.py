@@ -8,6 +8,7 @@ checked.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import os
@@ -147,6 +148,7 @@ class ScriptLoop:
         self._begun = self._over = self._out = False
         self._returned: Any = None
         self._checked: BodyCheck | None = None
+        self._told = 0
         _check_options(options, optimizer)
         if not hasattr(model, "named_parameters"):
             raise InputError(
@@ -163,6 +165,8 @@ class ScriptLoop:
         return max(1, whole("epochs", epochs, least=1) * n // int(batch))
 
     def __enter__(self) -> ScriptLoop:
+        frame = sys._getframe(1)
+        _check_one_loop(frame.f_code.co_filename, frame.f_lineno)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -181,6 +185,8 @@ class ScriptLoop:
                 "and job.epoch in it."
             )
         self._begun = True
+        own = self.data, getattr(self.data, "dataset", None)
+        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self, *own)
         return self._alone() if self._turns is None else self._hosted(self._turns)
 
     def step(self, loss: Any, weight: Any = None, **metrics: Any) -> None:
@@ -210,23 +216,17 @@ class ScriptLoop:
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""
         self.update, self.epoch = batch.step, batch.epoch
-        self._out, self._returned, training = True, None, self.model.training
-        if self._checked is None:
-            self._checked = BodyCheck(self.model, self, self.data, getattr(self.data, "dataset", None))
+        self._out, self._returned = True, None
+        assert self._checked is not None  # `__iter__` has made it
+        try:
             for _ in self._checked.around():
                 yield batch.batch
-            self._tell_changed()
-        else:
-            yield batch.batch
+        except ChangedError as error:
+            raise ChangedError(f"update {self.update}: {error}") from None
+        self._tell_changed()
         self._out = False
         if self._returned is None:
             raise ChangedError(f"the body of the loop came to its end at update {self.update} without job.step(loss).")
-        if self.model.training != training:
-            raise ChangedError(
-                f"the body of the loop leaves the model with training={not training} at update {self.update}: other "
-                "batches of this worker alone would be computed so. Expected "
-                f"model.train({training}) at its end; or validate=Validation(data, every=..., loss=f)."
-            )
 
     def _hosted(self, turns: Turns) -> Iterator[Any]:
         import torch
@@ -266,8 +266,9 @@ class ScriptLoop:
         return [] if self._checked is None else self._checked.changed
 
     def _tell_changed(self) -> None:
-        if self.changed and self._turns is None:
-            names = ", ".join(self.changed[:MOST_NAMED])
+        new, self._told = self.changed[self._told :], len(self.changed)
+        if new and self._checked is not None and (self._turns is None or self._checked.n > OF_PROOF):
+            names = ", ".join(new[:MOST_NAMED])
             print(
                 f"labkit: the body of the loop changes {names}: each worker would have its own. job.update counts "
                 "updates; job.step(loss, name=number) keeps numbers.",
@@ -294,6 +295,8 @@ class ScriptLoop:
         return {**self.options, "optimizer": self.optimizer, **scheduler}
 
 
+OF_PROOF: Final = 3
+"""Bodies whose changes the proof at the start names; later ones each worker names itself."""
 MOST_NAMED: Final = 3
 """Variables that a line names."""
 BATCH: Final = 64
@@ -304,6 +307,31 @@ def _as_samples(loader: Any) -> Any:
     from labkit.elastic.data import as_dataset
 
     return as_dataset(tuple(loader)) if isinstance(loader, tuple | list) else loader
+
+
+def _check_one_loop(path: str, line: int) -> None:
+    """Raise InputError if the `with` at a line of a script has its loop in another one, which would begin it again."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return  # such as a cell of a notebook
+    inside = [node for node in ast.walk(tree) if isinstance(node, ast.With) and node.lineno == line]
+    names = {getattr(item.optional_vars, "id", "") for node in inside for item in node.items}
+    outer = [each for node in inside for each in ast.walk(node) if isinstance(each, ast.For | ast.While)]
+    for inner in (each for loop in outer for each in ast.walk(loop) if each is not loop):
+        if isinstance(inner, ast.For) and names & set(_iterated(inner.iter)):
+            raise InputError(
+                f"{Path(path).name}, line {inner.lineno}: the loop over the job lies in another loop; expected one "
+                "loop over all epochs: labkit.elastic(..., epochs=10), and job.epoch in it."
+            )
+
+
+def _iterated(node: ast.expr) -> Iterator[str]:
+    """Yield the names that a loop goes through: of job, enumerate(job) and tqdm(job) "job"."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    for each in node.args if isinstance(node, ast.Call) else ():
+        yield from _iterated(each)
 
 
 def _file() -> str:

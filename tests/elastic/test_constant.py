@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,37 @@ def test_whatever_changes_in_forward_is_named(how: str, what: str) -> None:
         constant.check()
 
 
+@pytest.mark.parametrize("before", [0, 1], ids=["at first", "later"])
+def test_writing_that_torch_does_not_count_is_noticed_once_the_turn_of_the_parameter_comes(before: int) -> None:
+    """A script that clamps its weights by `p.data`, perhaps from a later update on."""
+    model = Average(how="nothing")
+    constant, looks = ForwardGuard(model), 1 if not before else len(list(model.parameters()))
+    found = []
+    for step in range(before + looks):
+        constant.begin()
+        if step >= before:
+            model.linear.weight.data.clamp_(-0.1 / (1 + step), 0.1 / (1 + step))
+        try:
+            constant.check()
+        except ChangedError as error:
+            found.append(str(error))
+    assert len(found) == 1
+    assert re.search(r"parameter 'linear\.weight' .*register_step_post_hook clamps", found[0])
+
+
+def test_a_loss_that_goes_backward_from_a_later_step_on_is_noticed() -> None:
+    model = Average(how="nothing")
+    constant = ForwardGuard(model)
+    for step in range(3):
+        constant.begin()
+        out = model(torch.ones(3, 4)).sum()
+        if step < 2:
+            constant.check()
+        out.backward()
+    with pytest.raises(ChangedError, match=r"has a gradient before the loss is returned"):
+        constant.check()
+
+
 @pytest.mark.parametrize("how", ["nothing", "the same numbers"])
 def test_what_keeps_its_numbers_is_let_be_also_with_gradients_and_new_parameters(how: str) -> None:
     model = Average(how=how)
@@ -74,8 +106,9 @@ def test_what_keeps_its_numbers_is_let_be_also_with_gradients_and_new_parameters
         with torch.no_grad():
             model.linear.weight.add_(1)  # the next version arrives
         constant.begin()
-        model(torch.ones(3, 4)).sum().backward()
+        out = model(torch.ones(3, 4)).sum()
         constant.check()
+        out.backward()
 
 
 def test_a_cache_that_was_filled_before_is_let_be() -> None:

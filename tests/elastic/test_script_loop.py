@@ -149,6 +149,22 @@ def test_the_options_of_a_file_go_with_its_optimizer(tmp_path: Path) -> None:
     assert there.optimizer.param_groups[0]["params"][0] is next(iter(there.model.parameters()))
 
 
+def test_a_script_keeps_its_parametrizations_and_the_hooks_of_its_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch pickles neither, but workers run the script."""
+    layer = "nn.utils.parametrizations.weight_norm(nn.Linear(8, width)), nn.Tanh()"
+    text = SCRIPT.replace("nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.ReLU()", layer)
+    hook = "model[2].bias.register_hook(lambda gradient: 3 * gradient)\n"
+    script = write(tmp_path, text.replace("optimizer =", f"{hook}optimizer =", 1).replace("steps=40", "steps=5"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(script.read_text(), script, "exec"), {"__name__": "alone"})
+    expected = torch.load("state.pt")
+    with read_training(script, seed=3).start(workers=2, servers=1) as job:
+        assert same(job.wait().state_dict(), expected)
+
+
 # --- what is refused
 
 
@@ -176,6 +192,19 @@ def test_a_loop_that_makes_no_sense_is_refused(options: dict[str, Any], what: st
         loop(**options)
 
 
+def test_a_loop_in_a_loop_over_epochs_is_refused_before_it_trains(tmp_path: Path) -> None:
+    """The first one would train all of them; the second one was refused after the training."""
+    text = SCRIPT.replace("    for x, y in job:", "    for epoch in range(3):\n     for x, y in enumerate(job):")
+    with pytest.raises(InputError, match=r"script\.py, line 24: the loop over the job lies in another loop"):
+        read_training(write(tmp_path, text), seed=3)
+
+
+def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -> None:
+    own = read_training(write(tmp_path, SCRIPT.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")), seed=3)
+    with pytest.raises(InputError, match=r"the model has SyncBatchNorm, and 4 shards: .*Expected shards=1"):
+        own.start(workers=1, servers=1)
+
+
 def test_a_loop_that_is_used_wrongly_is_refused_at_its_line() -> None:
     with loop(batch=8, shards=2) as job, pytest.raises(InputError, match=r"at update 0 without job\.step\(loss\)"):
         for _ in job:
@@ -201,9 +230,24 @@ def averages_by_hand(parts: dict[str, Any]) -> None:
         parts["shadow"][name] = 0.9 * parts["shadow"][name] + 0.1 * p.detach()
 
 
+def adds_a_group(parts: dict[str, Any]) -> None:
+    parts["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def hooks(parts: dict[str, Any]) -> None:
+    parts["model"].weight.register_hook(lambda gradient: 2 * gradient)
+
+
+def adds_noise(parts: dict[str, Any]) -> None:
+    for p in parts["model"].parameters():
+        if p.grad is not None:
+            p.grad.add_(torch.randn_like(p))
+
+
 BODIES: dict[str, tuple[Any, str]] = {
     "clips": (clips, r"uses gradients of the model \(.*norm.*clip_norm="),
-    "steps": (lambda parts: parts["optimizer"].step(), "uses gradients of the model.*optimizer.step and"),
+    "steps": (lambda parts: parts["optimizer"].step(), r"steps an optimizer \(SGD\): .*optimizer\.step and"),
+    "steps another optimizer": (lambda parts: parts["beside"].step(), r"steps an optimizer \(Adam\): .* in a group"),
     "computes gradients": (lambda parts: parts["model"](torch.ones(1, 2)).sum().backward(), "computes a gradient of"),
     "steps a scheduler": (lambda parts: parts["scheduler"].step(), r"changes .*\['lr'\] \(0.1, then 0.05\): servers"),
     "sets a rate": (lambda parts: parts["optimizer"].param_groups[0].update(lr=0.3), r"'lr'\] \(0.1, then 0.3\)"),
@@ -212,32 +256,80 @@ BODIES: dict[str, tuple[Any, str]] = {
     "trains another model": (
         lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
     ),
-    "validates in between": (lambda parts: parts["model"].eval(), "training=False at update 0.*validate=Validation"),
+    "validates in between": (
+        lambda parts: parts["model"].eval(), r"update \d+: .* the model with training=False.*validate=Validation"
+    ),
     "steps twice": (lambda parts: parts["job"].step(torch.ones(())), r"once for each batch.*job\.update % 2"),
+    "adds a group": (adds_a_group, r"changes optimizer\.param_groups \(1 groups, then 2 groups\)"),
+    "adds a hook": (hooks, "adds or removes a hook of the model"),
+    "adds noise to gradients": (adds_noise, r"uses gradients of the model \(add_"),
+    "evaluates a part": (lambda parts: parts["model"].part.eval(), "leaves part with training=False"),
     "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+@pytest.mark.parametrize("before", [0, 1, 40], ids=["at first", "later", "after many"])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_that_does_the_work_of_servers_is_refused(name: str) -> None:
-    """In a job it would do so in each worker, for each shard, without effect or with a wrong one."""
+def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int) -> None:
+    """In a job it would do so in each worker, for each shard, without effect or with a wrong one.
+
+    Many do so from a later update on: clip after the warm-up, average at the end, step a scheduler by the epoch.
+    """
     model = nn.Linear(2, 1)
+    model.part = nn.Dropout(0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts: dict[str, Any] = {
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
         "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
-        "scaler": torch.amp.GradScaler("cpu"),
+        "beside": torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "scaler": torch.amp.GradScaler("cpu"),
     }  # fmt: skip
     what, why = BODIES[name]
     samples = torch.ones(8, 2), torch.zeros(8, 1)
-    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=2) as job:
-        bodies, parts["job"] = iter(job), job
-        x, y = next(bodies)
-        job.step(nn.functional.mse_loss(model(x), y))
+    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=30) as job:
+        parts["job"] = job
+
+        def train() -> None:
+            for n, (x, y) in enumerate(job):
+                job.step(nn.functional.mse_loss(model(x), y))
+                if n >= before:
+                    what(parts)
+
         with pytest.raises(ChangedError, match=why):
-            what(parts), next(bodies)
+            train()
+
+
+def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros(tmp_path: Path) -> None:
+    """The proof looks at it in evaluation mode, and BatchNorm and dropout must not leave it."""
+    body = "        model.train(); optimizer.zero_grad(set_to_none=False)\n        out = model(x)\n"
+    own = read_training(write(tmp_path, SCRIPT.replace("        out = model(x)\n", body)), seed=3)
+    with own.start(workers=1, servers=1, steps=2) as job:
+        told = " ".join(event["what"] for event in job.wait().events if event["event"] == "told")
+    assert "the mean of 4 shards of 8 samples has the gradient of their batch" in told
+
+
+def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys: pytest.CaptureFixture[str]) -> None:
+    best, steps, generator = None, [], torch.Generator()
+    with loop(batch=8, shards=2, steps=4) as job:
+        for number, (x, y) in enumerate(job):
+            if job.update > 1:
+                x = x + torch.rand(2, generator=generator)
+                steps.append(number)
+            job.step(nn.functional.mse_loss(job.model(x), y))
+            best = {name: p.clone() for name, p in job.model.state_dict().items()}
+    assert best is not None
+    err = capsys.readouterr().err
+    for names in ("best", "number", "steps, generator"):
+        assert err.count(f"the body of the loop changes {names}: each worker would have its own") == 1, err
+
+
+def test_a_model_that_is_in_evaluation_mode_before_the_loop_stays_so_alone_too() -> None:
+    with loop(batch=8, shards=1) as job:
+        job.model.eval()
+        for x, y in job:
+            assert not job.model.training
+            job.step(nn.functional.mse_loss(job.model(x), y))
 
 
 def test_a_body_may_clear_gradients_and_what_it_counts_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,6 +366,21 @@ def test_a_script_alone_has_the_precision_of_its_job() -> None:
             assert out.dtype == torch.bfloat16
             job.step(nn.functional.mse_loss(out.float(), y))
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_compiled_model_has_the_numbers_of_a_plain_one_in_a_loop() -> None:
+    """Its compiler looks at gradients, which are hidden from the body of a loop."""
+    made = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model: Any = nn.Linear(2, 1)
+        model = torch.compile(model, backend="eager") if compiled else model
+        samples = torch.ones(8, 2), torch.zeros(8, 1)
+        with labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), samples, batch=8, steps=3) as job:
+            for x, y in job:
+                job.step(nn.functional.mse_loss(model(x), y))
+        made.append([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
 def test_epochs_are_counted_in_updates() -> None:

@@ -47,10 +47,15 @@ class Program:
 
     def check(self) -> None:
         """Raise InputError unless the model is a module, the data has samples by number, and the loss can be called."""
-        check_model(self.model)
+        check_model(self.model, pickled=self.is_pickled)
         check_data(self.data)
         if not callable(self.loss):
             raise InputError(f"loss is {_a(self.loss)}; expected a function of (model, batch).")
+
+    @property
+    def is_pickled(self) -> bool:
+        """Whether model, data and loss are pickled for workers; a script is run there."""
+        return not hasattr(self.loss, "sent")
 
     def batch(self, indices: list[int]) -> Any:
         """Return the samples with these indices as a batch."""
@@ -133,8 +138,11 @@ class Program:
                 module.train()
 
 
-def check_model(model: Any) -> None:
-    """Raise InputError unless the model can be trained: float32 parameters, no lazy modules, no hooks on parameters."""
+def check_model(model: Any, *, pickled: bool = True) -> None:
+    """Raise InputError unless the model can be trained: float32 parameters, no lazy modules, no hooks that are lost.
+
+    `pickled`: whether workers get it pickled; the model of a script is made there, hooks and parametrizations included.
+    """
     from torch import nn
     from torch.nn.parameter import is_lazy
     from torch.nn.utils.parametrize import is_parametrized
@@ -145,30 +153,35 @@ def check_model(model: Any) -> None:
         if is_lazy(tensor):
             raise InputError(f"'{name}' of the model has no shape yet (a lazy module); call the model once before.")
     trained(model)
-    _check_hooks(model)
+    _check_hooks(model, pickled=pickled)
     for name, module in model.named_modules():
-        if is_parametrized(module):
+        if pickled and is_parametrized(module):
             raise InputError(
                 f"{name or 'the model'} ({type(module).__name__}) is parametrized, and torch cannot pickle that; "
-                "take torch.nn.utils.weight_norm instead of parametrizations.weight_norm, or remove_parametrizations."
+                "take torch.nn.utils.weight_norm instead of parametrizations.weight_norm, or remove_parametrizations; "
+                "or a script with a loop over labkit.elastic(...), which workers run themselves."
             )
     _check_values(model)
 
 
-def _check_hooks(model: nn.Module) -> None:
-    """Raise InputError for hooks that torch does not pickle: of parameters, and of all modules at once."""
+def _check_hooks(model: nn.Module, *, pickled: bool) -> None:
+    """Raise InputError for hooks that torch does not pickle: of parameters, and of all modules at once.
+
+    Hooks after a gradient is accumulated are refused of a script, too: workers accumulate that of a shard.
+    """
     from torch.nn.modules import module as modules
 
     for name, p in model.named_parameters():
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")[0 if pickled else 1 :]:
             for hook in (getattr(p, kind, None) or {}).values():
+                lost = "torch does not pickle: workers would train without it"
+                why = lost if pickled else "would see the gradient of each shard where it expects that of the batch"
                 raise InputError(
-                    f"parameter '{name}' has the hook {_name(hook)}, which torch does not pickle: workers would train "
-                    "without it. Limit gradients by clip_value=; scale one in forward, by an autograd function of your "
-                    "own; or give an OwnUpdate as the optimizer."
+                    f"parameter '{name}' has the hook {_name(hook)}, which {why}. Limit gradients by clip_value=; "
+                    "scale one in forward, by an autograd function of your own; or give an OwnUpdate as the optimizer."
                 )
     for kind in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
-        for hook in getattr(modules, kind, {}).values():
+        for hook in getattr(modules, kind, {}).values() if pickled else ():
             raise InputError(
                 f"all modules of this process have the hook {_name(hook)}, which workers would not have; register it "
                 "with the modules of the model."

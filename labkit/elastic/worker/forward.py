@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -67,6 +67,8 @@ class ForwardGuard:
         self._params = list(model.named_parameters())
         self._versions = [p._version for _, p in self._params]
         self._trained = [p.requires_grad for _, p in self._params]
+        self._probed: list[tuple[str, Tensor, bytes]] = []
+        self._n = 0
 
     def changed(self) -> list[str]:
         """Return the names of buffers that have other numbers, in the same shape, since the last look."""
@@ -77,26 +79,38 @@ class ForwardGuard:
         ]  # fmt: skip
 
     def begin(self) -> None:
-        """Record the parameters' present counts of writes."""
+        """Record the parameters' present counts of writes, and take away their gradients."""
         self._versions = [p._version for _, p in self._params]
+        for _, p in self._params:
+            p.grad = None
+        turn = slice(self._n % max(1, len(self._params)), None)
+        some = self._params[turn][:1] if self._n else self._params
+        self._probed, self._n = [(name, p, _probe(p)) for name, p in some], self._n + 1
 
     def check(self) -> None:
         """Check that nothing has changed since `begin`.
 
         Raise ChangedError if something has; the message names it, and a remedy.
         """
-        for (name, p), version in zip(self._params, self._versions, strict=True):
-            if p._version != version:
-                what = "parameter" if p.requires_grad else "frozen parameter"
-                raise _refusal(f"{what} '{name}'", "nn.Embedding without max_norm, no writing to parameters in forward")
-        if self._trained != [p.requires_grad for _, p in self._params]:
-            raise self._about_frozen()
+        self._check_parameters()
         for kept in self._buffers:
             if kept.changed():
                 raise _refusal(f"buffer '{kept.name}'", _REMEDY)
         for module, n in self._modules:
             if len(module._buffers) != n:
                 raise _refusal(f"buffer '{self._new(module)}'", _REMEDY)
+
+    def _check_parameters(self) -> None:
+        for (name, p), version in zip(self._params, self._versions, strict=True):
+            if p._version != version:
+                what = "parameter" if p.requires_grad else "frozen parameter"
+                raise _refusal(f"{what} '{name}'", _OF_PARAMETERS)
+        check_untouched(self._params)
+        for name, probed, before in self._probed:
+            if _probe(probed) != before:
+                raise _refusal(f"parameter '{name}'", _OF_PARAMETERS)
+        if self._trained != [p.requires_grad for _, p in self._params]:
+            raise self._about_frozen()
 
     def _about_frozen(self) -> ChangedError:
         name, p = next(
@@ -118,6 +132,35 @@ _REMEDY = (
     "a buffer that changes in the first step, with its shape as it is, is averaged over the shards; "
     "a cache that is filled once: call the model once before start"
 )
+
+
+def check_untouched(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ChangedError if a parameter has a gradient before its loss is returned."""
+    for name, p in named:
+        if p.grad is not None:
+            raise ChangedError(
+                f"'{name}' has a gradient before the loss is returned: the loss calls backward() itself, and workers "
+                "would drop that gradient. Return the sum of all losses."
+            )
+
+
+_OF_PARAMETERS = (
+    "nn.Embedding without max_norm, no writing to parameters in forward or in a loop: "
+    "optimizer.register_step_post_hook clamps or normalizes them after each update"
+)
+PROBED: Final = 256
+"""Numbers of a parameter that are compared, about."""
+
+
+def _probe(p: Tensor) -> bytes:
+    """Return some numbers of a parameter, the first one and others at equal distances."""
+    import torch
+
+    distance = max(1, p.numel() // PROBED)
+    if p.device.type == "cpu" and p.dtype != torch.bfloat16:
+        return p.detach().numpy().reshape(-1)[::distance].tobytes()
+    some = p.detach().reshape(-1)[::distance].cpu()
+    return (some.float() if some.dtype == torch.bfloat16 else some).numpy().tobytes()
 
 
 def _refusal(what: str, remedy: str) -> ChangedError:
