@@ -128,7 +128,6 @@ def traces_check(
 ) -> None:
     """Check a trace before it is simulated: where its rows and GPU-hours are, what contradicts what, GPUs in use."""
     from labkit.core.errors import InputError
-    from labkit.core.files import refuse_unwritable
     from labkit.topology import build
     from labkit.workloads.readers import ledgered
     from labkit.workloads.trace_check import check, occupancy
@@ -136,10 +135,10 @@ def traces_check(
     machines = None if cluster is None else build(cluster)
     print(check(file, format=format, cluster=machines))
     if figure is not None:
-        from labkit.plots.paper import ENDINGS, save_for_paper
+        from labkit.plots.paper import refuse_figure, save_for_paper
         from labkit.plots.traces import plot_occupancy
 
-        refuse_unwritable(figure, endings=ENDINGS)
+        refuse_figure(figure)
         segments = ledgered(file, format=format).segments
         if segments is None or not len(segments.gpus):
             raise InputError(f"{file} has no start times of jobs; --figure draws recorded schedules.")

@@ -74,7 +74,7 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
         lines,
         height=300,
         title=title(
-            "How long jobs take", "distribution of job completion times (JCT); click a name to single it out", note
+            "How long jobs take", "the dashed line marks half of the jobs; click a name to single it out", note
         ),
     )
 
