@@ -19,12 +19,15 @@ PATTERNS = {
     r"\d %(?![a-z(])": "94%, without a blank",
     r"\bnot told apart\b": "does not differ significantly",
     r"\b(note|table|figure|caption|header|output)s? tells?\b": "reports, shows",
-    r"\bgo(es)? on\b": "continues, resumes",
+    r"\b[Gg]o(es)? on\b": "continues, resumes",
     r"\bas can be\b": "minimise, maximise",
     r"\bends? again\b": "stops",
     r"\d+(\.\d+)?x (shorter|faster|longer)\b": "a ratio or a percentage",
     r"\b95% interval\b": "95% confidence interval",
-    r"\bprocessor time\b": "CPU time",
+    r"\bprocessor (time|seconds|minutes)\b|\bs(econds)? of (a|the) processor\b": "CPU time",
+    r"\bcontrol groups?\b": "cgroups",
+    r"\bsigns? of life\b": "heartbeat",
+    r"\bmade again\b": "reproduced, created again",
 }
 
 
@@ -48,13 +51,15 @@ def test_no_page_and_no_notebook_has_one_of_them():
 
 def test_no_help_text_has_one_of_them():
     root = typer.main.get_command(app)
-    texts = []
+    texts, headless = [], []
     for name in cli_help.COMMANDS:
         command = root
         for word in name.split():
             command = command.commands[word]
         texts += [command.help or "", *(param.help or "" for param in command.params if hasattr(param, "help"))]
+        headless += [f"{name}: {text}" for text in texts if re.match("(Of|Else)\\b", text) or "; else " in text]
     assert found(prose("\n\n".join(texts))) == []
+    assert headless == [], "each text begins with its noun or verb; a default is 'Default: ...'"
 
 
 def test_the_check_finds_what_it_is_for():

@@ -74,7 +74,7 @@ def deploy(
     observers : sequence of callables
         Each is called with every batch of events.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
     time_limit_s : float, optional
@@ -146,7 +146,7 @@ def attach(
     take_over: bool = False,
     **fields: Unpack[Fields],
 ) -> RunRecord:
-    """Go on with a run on a testbed that was cut off, stopped, or failed.
+    """Resume a testbed run that was interrupted, stopped or failed.
 
     Where its process died, its jobs went on meanwhile, as long as its lease: what happened is told at once. Where it
     was ended (Ctrl-C, an error), its jobs start again from their newest checkpoints, and the time between does not

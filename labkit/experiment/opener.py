@@ -59,7 +59,7 @@ class Preflight:
     training : TrainingTable, optional
         How jobs train.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs.
     run : str, optional

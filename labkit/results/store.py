@@ -115,7 +115,7 @@ class RunWriter:
 
     @classmethod
     def attach(cls, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> Self:
-        """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`.
+        """Resume a run that was stopped or whose writer died; its events so far: `load(folder)`.
 
         What `run.json` says stays as it is until `resume` or the end.
 
