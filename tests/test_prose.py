@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_no_help_text_has_one_of_them():
         headless += [f"{name}: {text}" for text in texts if re.match("(Of|Else)\\b", text) or "; else " in text]
     assert found(prose("\n\n".join(texts))) == []
     assert headless == [], "each text begins with its noun or verb; a default is 'Default: ...'"
+
+
+def messages(path: Path) -> list[str]:
+    """Return the strings of a module but for docstrings: errors, notes, captions, texts of widgets."""
+    tree = ast.parse(path.read_text("utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in strings if id(node) not in docstrings and " " in node.value]
+
+
+def test_no_message_has_one_of_them():
+    texts = {str(path.relative_to(ROOT)): "\n".join(messages(path)) for path in sorted((ROOT / "labkit").rglob("*.py"))}
+    assert {name: hits for name, text in texts.items() if (hits := found(prose(text)))} == {}
 
 
 def test_the_check_finds_what_it_is_for():

@@ -314,7 +314,7 @@ def _end(course: Course, trainer: Trains, *, figure: Path | None, whole: bool, n
     if not whole:
         _say(
             f"stopped after {trainer.n_done} of {trainer.n_updates} updates; {out} has its weights, the same call "
-            "goes on"
+            "continues"
         )
         raise typer.Exit(130)
     told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."

@@ -233,7 +233,7 @@ def _refuse_over(record: RunRecord, path: Path, *, take_over: bool) -> None:
     if record.info.state == RunState.TAKEN_OVER and not take_over:
         by = printable(str(record.info.config.get(TAKEN_BY, "another process")))
         raise InputError(
-            f"run '{path.name}' was taken over by {by}, and goes on in its folder; to go on with this "
+            f"run '{path.name}' was taken over by {by}, and continues in its folder; to continue with this "
             "one: --take-over (take_over=True)."
         )
 
@@ -245,7 +245,7 @@ def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
     try:
         hosts = Inventory.read(memory.inventory)
     except LabkitError as error:
-        raise InputError(f"run '{record.info.run}' cannot go on without its hosts: {error}") from None
+        raise InputError(f"run '{record.info.run}' cannot continue without its hosts: {error}") from None
     now, then = hosts.cluster(), record.cluster
     same = now.machines == then.machines and np.array_equal(now.group_machine, then.group_machine)
     same = same and np.array_equal(now.partition, then.partition)

@@ -220,6 +220,6 @@ def _refuse_leases(scheduler: Scheduler, name: str) -> None:
     """
     if getattr(scheduler, "lease_s", None) is not None:
         raise InputError(
-            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed go on until the next "
+            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed continue until the next "
             "decision. Take it without published=True."
         )

@@ -415,7 +415,7 @@ class Scenario:
             raise InputError(f'{source} holds no scenario; expected at least trace = "demo" and cluster = "demo".')
         if missing := [name for name in plain.get("own", ()) if name not in others]:
             raise InputError(
-                f"{source} cannot be made again: its {', '.join(map(str, missing))} came from Python; give it again."
+                f"{source} cannot be reproduced: its {', '.join(map(str, missing))} came from Python; give it again."
             )
         named = current({name: value for name, value in plain.items() if name != "own"}) | current(others)
         for name in named:

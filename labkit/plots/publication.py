@@ -77,9 +77,11 @@ def caption(records: Sequence[RunRecord], *, kind: str, notes: Sequence[str]) ->
     """Return the caption of a figure: what it shows, of how many jobs, on which trace and cluster, and its notes."""
     first = records[0]
     what = METRICS.get(kind, kind)
+    runs = len(records) // len(_schedulers(records))
+    of_runs = f", {runs} runs of each" if runs > 1 else ""
     sentence = (
         f"{what[0].upper()}{what[1:]} of {_listed(_schedulers(records))}: {len(first.jobs):,} jobs of "
-        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster}."
+        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster}{of_runs}."
     )
     stripped = [note.strip().rstrip(".") for note in notes if note.strip()]
     return " ".join([sentence, *(f"{note[0].upper()}{note[1:]}." for note in stripped)])

@@ -332,7 +332,7 @@ def _refuse_odd_id(run: str) -> None:
 def _taken(run: str, root: Path) -> InputError:
     return InputError(
         f"run '{run}' is already in {root}; take another name, or remove it (labkit runs remove {run} --runs {root}); "
-        f"one on machines goes on by: labkit attach {run} --runs {root}."
+        f"one on machines continues by: labkit attach {run} --runs {root}."
     )
 
 
