@@ -70,6 +70,7 @@ def test_its_python_runs():
     for block in blocks:
         exec(block, space)
     assert "SmallestFirst" in space
+    assert space["run"].summary["mean_jct_s"] / 3600 == pytest.approx(3.84, abs=0.005)
 
 
 def test_it_is_short():

@@ -23,7 +23,7 @@ SOURCES = {
 SAME_IDEA = {
     "Recorded": "what a trace recorded: durations, as speeds; starts, as a scheduler",
     "Hello": "the first message of a connection: between members of a job, and to an agent",
-    "TrainingLog": "the numbers of a training while it goes on: of a job's model, and of a policy",
+    "TrainingLog": "the numbers of a training while it continues: of a job's model, and of a policy",
     "Form": "what a published network sees and may do: DL2's and MARL's",
     "How": "how a policy chooses actions, in each learned system",
     "Job": "a job of a trace, and the training of it in processes",

@@ -52,13 +52,16 @@ Interference = Annotated[
 Lease = Annotated[
     float | None,
     typer.Option(
-        help="Seconds that hosts keep it alive without a sign of life from here; else 600, or on `attach` as before.",
+        help="Seconds that hosts keep the run alive without a heartbeat. Default: 600, or as before on `attach`.",
         min=5.0,
     ),
 ]
-Failures = Annotated[int | None, typer.Option(help="Failures of a job on end before it is given up; else 5.", min=1)]
+Failures = Annotated[
+    int | None, typer.Option(help="Consecutive failures after which a job is given up. Default: 5.", min=1)
+]
 Spread = Annotated[
-    float | None, typer.Option(help="Seconds between the first and the last of them, at least; else 60.", min=0)
+    float | None,
+    typer.Option(help="Least seconds between the first and the last of these failures. Default: 60.", min=0),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
@@ -93,7 +96,7 @@ def attach(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run on a testbed that was cut off, stopped, or failed; with what its jobs have, or had saved."""
+    """Resume a testbed run that was interrupted, stopped or failed, from its jobs' state or newest checkpoint."""
     from labkit.experiment.deployed import attach as go_on
 
     record = go_on(

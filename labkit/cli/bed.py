@@ -31,7 +31,7 @@ def up(
     ] = None,
     server: Annotated[str | None, typer.Option(help="SSH server: sshd or paramiko (in Python).")] = None,
 ) -> None:
-    """Start it, and print how to use it; servers that run are left as they are."""
+    """Start the testbed, and print how to use it. Running servers are kept."""
     from labkit.testbed.laptop import Bed
 
     bed = Bed.up(hosts, folder=folder, gpus=gpus, pods=pods, server=server, shaped=shaped)
@@ -52,7 +52,7 @@ def down(
         typer.Option("--all", help="Stop all beds of this user, including those of killed notebooks."),
     ] = False,
 ) -> None:
-    """End its servers and all their processes, and remove its files."""
+    """Stop the testbed's servers and all their processes, and remove its files."""
     from labkit.testbed.laptop import down as end
     from labkit.testbed.laptop.bed import beds, end_bed
 
@@ -92,7 +92,7 @@ def _list(beds: list[FoundBed], heading: str) -> None:
 
 @app.command()
 def status(folder: Folder = None) -> None:
-    """Show its hosts; exit code 1 if a server is gone."""
+    """Show the testbed's hosts. Exit code 1 if a server is gone."""
     from labkit.testbed.laptop import Bed
 
     bed = Bed.of(folder)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labkit.workloads.readers.mapped import ColumnMap
 
 
-weights = typer.Typer(help="Show what files of trained policies hold.", no_args_is_help=True)
+weights = typer.Typer(help="Show the contents of files of trained policies.", no_args_is_help=True)
 traces = typer.Typer(help="Describe, list and download traces of jobs.", no_args_is_help=True)
 clusters = typer.Typer(help="List the clusters that have a name; read the machines of your own.")
 Trace = Annotated[
@@ -74,7 +74,7 @@ def clusters_import(
         list[Path],
         typer.Argument(
             help="What `scontrol show node` (or partition), `sinfo` or `kubectl get nodes -o json` printed, or a CSV "
-            "of nodes; several files about the same hosts are put together.",
+            "of nodes; several files about the same hosts are merged.",
             metavar="FILE...",
         ),
     ],
@@ -122,13 +122,12 @@ def traces_check(
     format: Annotated[str | None, typer.Option(help="The trace's format.")] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="The machines that it is from: a name, or a file.", autocompletion=cli_help.clusters),
+        typer.Option(help="Machines that the trace is from: a name, or a file.", autocompletion=cli_help.clusters),
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw GPUs in use over time: .pdf, .svg or .png.")] = None,
 ) -> None:
     """Check a trace before it is simulated: where its rows and GPU-hours are, what contradicts what, GPUs in use."""
     from labkit.core.errors import InputError
-    from labkit.core.files import refuse_unwritable
     from labkit.topology import build
     from labkit.workloads.readers import ledgered
     from labkit.workloads.trace_check import check, occupancy
@@ -136,10 +135,10 @@ def traces_check(
     machines = None if cluster is None else build(cluster)
     print(check(file, format=format, cluster=machines))
     if figure is not None:
-        from labkit.plots.paper import ENDINGS, save_for_paper
+        from labkit.plots.paper import refuse_figure, save_for_paper
         from labkit.plots.traces import plot_occupancy
 
-        refuse_unwritable(figure, endings=ENDINGS)
+        refuse_figure(figure)
         segments = ledgered(file, format=format).segments
         if segments is None or not len(segments.gpus):
             raise InputError(f"{file} has no start times of jobs; --figure draws recorded schedules.")
@@ -230,8 +229,8 @@ def traces_import(
 ) -> None:
     """Declare what the columns of a table of jobs mean, so that all commands can read it.
 
-    What is proposed is shown with how sure that is and examples; the answer is kept beside the file, in
-    FILE.labkit.toml. The exit code is 1 where nothing was kept.
+    It proposes a meaning for each column, with a confidence and examples. The answer is kept beside the file, in
+    FILE.labkit.toml. The exit code is 1 if nothing was kept.
     """
     from labkit.workloads.readers import mapped, sniff
     from labkit.workloads.readers.mapped import keep, named, sidecar

@@ -30,7 +30,7 @@ def demo(
 ) -> None:
     """Compare six schedulers on a shipped trace, train three jobs on a laptop testbed, and write a report and a figure.
 
-    The exit code is 1 where the testbed did not work; all the rest is done then all the same.
+    The exit code is 1 if the testbed did not work; the rest is done even then.
     """
     from labkit.experiment.demo import CLUSTER
 

@@ -95,7 +95,7 @@ class QueueAsk:
 @takes_scenario(trace=Trace, machines=True)
 def deploy(
     scheduler: Annotated[
-        str | None, typer.Option(help=f"A name, with options in brackets: drf(placer=pack); else {ALONE}.")
+        str | None, typer.Option(help=f"A name, with options in brackets: drf(placer=pack). Default: {ALONE}.")
     ] = None,
     schedulers: Schedulers = None,
     repeat: Annotated[int, typer.Option(help="Number of runs per scheduler, in a queue.", min=1)] = 1,

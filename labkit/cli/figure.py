@@ -40,18 +40,18 @@ def figure(
     runs: Runs = Path("runs"),
 ) -> None:
     """Draw a figure for a paper: vector graphics, one column wide, no text below 7 pt."""
-    from labkit.core.files import refuse_unwritable
-    from labkit.plots.figures import EXPLAINED, draw
-    from labkit.plots.paper import ENDINGS, for_paper, notes_of, save_sized
+    from labkit.plots.figures import draw
+    from labkit.plots.paper import for_paper, notes_of, refuse_figure, save_sized
     from labkit.plots.print_check import print_check
+    from labkit.plots.publication import caption
     from labkit.results.store import load
 
-    refuse_unwritable(out, endings=ENDINGS)
-    chart = draw([load(name, runs=runs) for name in names], kind=kind, base=against)
+    refuse_figure(out)
+    records = [load(name, runs=runs) for name in names]
+    chart = draw(records, kind=kind, base=against)
     sized = for_paper(chart, columns=columns, height_in=height)
     print(save_sized(sized, out).resolve())
-    if notes := [*notes_of(chart), *filter(None, [EXPLAINED.get(kind, "")])]:
-        print(f"Caption: {'; '.join(notes)}")
+    print(f"Caption: {caption(records, kind=kind, notes=notes_of(chart))}")
     if check:
         found = print_check(sized)
         for row in found:

@@ -20,8 +20,8 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(help="File for the profile. Default: profiles/NAME.json, after the testbed.")
     ] = None,
-    max_ps: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
-    max_workers: Annotated[int, typer.Option(help="Of a gang, with --models.", min=1)] = 2,
+    max_ps: Annotated[int, typer.Option(help="With --models: most parameter servers of a gang.", min=1)] = 2,
+    max_workers: Annotated[int, typer.Option(help="With --models: most workers of a gang.", min=1)] = 2,
     asynchronous: Annotated[bool, typer.Option("--asynchronous", help="With --models: train asynchronously.")] = False,
     width: Annotated[float, typer.Option(help="Scale of the models, as for `labkit deploy`.")] = 0.1,
     loads: Annotated[str, typer.Option(help="Numbers of busy cores beside which a job is measured.")] = "1,2",

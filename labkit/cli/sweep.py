@@ -13,7 +13,6 @@ import typer
 
 from labkit.core.bounds import MAX_CELLS
 from labkit.core.errors import InputError, unknown
-from labkit.core.files import refuse_unwritable
 from labkit.core.text import labelled, shortened, split_names, text_or_none
 from labkit.system.printing import printable
 
@@ -31,7 +30,7 @@ def sweep(
     trace: Annotated[
         list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
     ],
-    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; called: a=fifo; {MANY}")],
+    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; rename: a=fifo; {MANY}")],
     folder: Annotated[Path, typer.Option(help="Folder for the results. The same command resumes the sweep.")],
     cluster: Annotated[
         list[str] | None,
@@ -80,7 +79,9 @@ def sweep(
 
     refuse_unknown_metric(metric)
     if figure is not None:
-        refuse_unwritable(figure, endings=DRAWN)
+        from labkit.plots.paper import refuse_figure
+
+        refuse_figure(figure, endings=DRAWN)
     grid = Grid(
         schedulers=_listed(schedulers), trace=_listed(trace), cluster=_clusters(cluster, _listed(trace)),
         seeds=seeds_of(seeds), **dict(parameter(text) for text in set_ or ()),

@@ -109,7 +109,7 @@ def train(
     lease_s: Annotated[
         float,
         typer.Option(
-            "--lease", help="Seconds without a sign of life after which a process counts as dead.", metavar="SECONDS"
+            "--lease", help="Seconds without a heartbeat after which a process counts as dead.", metavar="SECONDS"
         ),
     ] = 3.0,
     start_s: Annotated[

@@ -76,22 +76,22 @@ def train_policy(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of weights and traces; the same one gives the same weights.", show_default="1"),
+        typer.Option(help="Seed of weights and traces. The same seed gives the same weights.", show_default="1"),
     ] = None,
     lessons: Annotated[
         int | None,
-        typer.Option(help="Updates in which a network imitates a teacher that knows all speeds (with --network)."),
+        typer.Option(help="Updates by imitation of a teacher that knows all speeds (with --network)."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Updates in which it learns by itself.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Updates by reinforcement learning.")] = None,
     held_out: Annotated[
         int,
-        typer.Option(help="Traces that it has not met, on which it is compared with rules; of marl, of files.", min=0),
+        typer.Option(help="Held-out traces on which it is compared with rules (marl: traces of files).", min=0),
     ] = 10,
     network: Annotated[
         bool,
         typer.Option(
             "--network",
-            help="Of dl2: train a network that knows its models by heart; else the numbers of the policy that sees "
+            help="dl2: train a network for these models alone; without it, the parameters of the policy that sees "
             "speeds. --lessons implies it.",
         ),
     ] = False,
@@ -99,35 +99,35 @@ def train_policy(
         bool,
         typer.Option(
             "--published",
-            help="Train the paper's own network: rounds are traces; dl2's lessons are a hundred mini-batches each.",
+            help="Train the paper's own network. Rounds are traces; a lesson of dl2 is 100 mini-batches.",
         ),
     ] = False,
     warm_up: Annotated[
-        str | None, typer.Option(help="Of dl2, with --published: the scheduler that it imitates; '' for none.")
+        str | None, typer.Option(help="dl2 with --published: scheduler that it imitates; '' for none.")
     ] = None,
     switch: Annotated[
         list[str],
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="With --published: a switch, e.g. rules=released; of marl, any of its recipe, e.g. shared=False.",
+            help="With --published: a switch, e.g. rules=released; for marl a field of its recipe, e.g. shared=False.",
         ),
     ] = [],  # noqa: B006
     dask: Annotated[
         str | None,
         typer.Option(
-            help="On this Dask cluster, tcp://HOST:PORT or `fab dask-up`'s folder: marl's plays of a trace, or dl2 "
-            "with --set clusters=K."
+            help="Use this Dask cluster: tcp://HOST:PORT, or the folder of `fab dask-up`. For marl's episodes, "
+            "or for dl2 with --set clusters=K."
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Weights; beside them a log (.csv), and the state from which the same call resumes.")
+        Path, typer.Option(help="File for the weights. A log (.csv) and the state for resuming are written beside it.")
     ] = Path("POLICY.safetensors"),
     log: Annotated[Path | None, typer.Option(help="A folder for TensorBoard's event files.", metavar="FOLDER")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="The learning curve: .html, .svg, .png or .json.", metavar="FILE")
     ] = None,
-    keep_every: Annotated[int, typer.Option(help="Updates after which weights and state are written.", min=1)] = 10,
+    keep_every: Annotated[int, typer.Option(help="Updates between two writes of weights and state.", min=1)] = 10,
     *,
     scenario: Scenario,
 ) -> None:
@@ -314,7 +314,7 @@ def _end(course: Course, trainer: Trains, *, figure: Path | None, whole: bool, n
     if not whole:
         _say(
             f"stopped after {trainer.n_done} of {trainer.n_updates} updates; {out} has its weights, the same call "
-            "goes on"
+            "continues"
         )
         raise typer.Exit(130)
     told = f"{out}: trained on {trainer.slots:,} slots; labkit compare ..."

@@ -54,7 +54,7 @@ class TakenOverError(LabkitError, RuntimeError):
     """Another process drives this run on its hosts from now on; `by` says which."""
 
     def __init__(self, run: str, by: str) -> None:
-        super().__init__(f"run '{run}' was taken over by {by}; it goes on there, and nothing more is done here.")
+        super().__init__(f"run '{run}' was taken over by {by}; it continues there, and nothing more is done here.")
         self.by = by
 
 

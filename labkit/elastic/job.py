@@ -404,7 +404,7 @@ class Job:
         if saved:
             self._keep = True
             where = f"the job was ended; its state after step {saved} is in {self.folder}"
-            print(f"{where}: start(..., folder=...) goes on from there.", file=sys.stderr)
+            print(f"{where}: start(..., folder=...) continues from there.", file=sys.stderr)
 
 
 _LINE = re.compile(r"(?P<when>\d+(?:\.\d+)?)(?P<unit>s?):(?P<n>[+-]\d+)(?P<what>ps|servers?|workers?)")

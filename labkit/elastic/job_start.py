@@ -565,8 +565,8 @@ def attach(folder: Path | str) -> Job:
         raise InputError(f"no job was started in {folder}; expected the folder of start(folder=...).")
     if not controller_pid(home) and not is_over(home):
         raise InputError(
-            f"the job in {home} has no controller: it ended with the process that started it (detached=True lets it go "
-            "on). start(..., folder=...) goes on from its newest checkpoint."
+            f"the job in {home} has no controller: it ended with the process that started it (detached=True keeps it "
+            "running). start(..., folder=...) continues from its newest checkpoint."
         )
     find_modules(Spec.load(home).paths)
     program: Any = Program.load(home)

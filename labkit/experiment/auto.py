@@ -247,7 +247,7 @@ def auto(
         history : path, optional
             Final plans of earlier runs; by default plans.jsonl in the folder of runs.
         lease_s : float
-            Seconds that the job trains on without a sign of life from this process.
+            Seconds that the job trains on without a heartbeat from this process.
         training : TrainingTable, optional
             How it trains: batch, width, samples, optimizer.
 

@@ -113,7 +113,7 @@ def caveats(
     if traits.oracle and jobs.malleable.any():
         found.append(
             f"{name} is an oracle: it knows the true speed of every gang before the run, which no scheduler can; its "
-            "figures tell what such knowledge is worth."
+            "figures show what such knowledge is worth."
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
         found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")

@@ -74,7 +74,7 @@ def deploy(
     observers : sequence of callables
         Each is called with every batch of events.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs: `labkit.testbed.run.retries.Retries`.
     time_limit_s : float, optional
@@ -146,7 +146,7 @@ def attach(
     take_over: bool = False,
     **fields: Unpack[Fields],
 ) -> RunRecord:
-    """Go on with a run on a testbed that was cut off, stopped, or failed.
+    """Resume a testbed run that was interrupted, stopped or failed.
 
     Where its process died, its jobs went on meanwhile, as long as its lease: what happened is told at once. Where it
     was ended (Ctrl-C, an error), its jobs start again from their newest checkpoints, and the time between does not
@@ -233,7 +233,7 @@ def _refuse_over(record: RunRecord, path: Path, *, take_over: bool) -> None:
     if record.info.state == RunState.TAKEN_OVER and not take_over:
         by = printable(str(record.info.config.get(TAKEN_BY, "another process")))
         raise InputError(
-            f"run '{path.name}' was taken over by {by}, and goes on in its folder; to go on with this "
+            f"run '{path.name}' was taken over by {by}, and continues in its folder; to continue with this "
             "one: --take-over (take_over=True)."
         )
 
@@ -245,7 +245,7 @@ def _hosts(memory: SavedState, record: RunRecord) -> Inventory:
     try:
         hosts = Inventory.read(memory.inventory)
     except LabkitError as error:
-        raise InputError(f"run '{record.info.run}' cannot go on without its hosts: {error}") from None
+        raise InputError(f"run '{record.info.run}' cannot continue without its hosts: {error}") from None
     now, then = hosts.cluster(), record.cluster
     same = now.machines == then.machines and np.array_equal(now.group_machine, then.group_machine)
     same = same and np.array_equal(now.partition, then.partition)

@@ -59,7 +59,7 @@ class Preflight:
     training : TrainingTable, optional
         How jobs train.
     lease_s : float
-        Seconds a host keeps the run alive without a sign of life from this process.
+        Seconds a host keeps the run alive without a heartbeat from this process.
     retries : Retries, optional
         How patient it is with jobs that fail and hosts that fail jobs.
     run : str, optional
@@ -220,6 +220,6 @@ def _refuse_leases(scheduler: Scheduler, name: str) -> None:
     """
     if getattr(scheduler, "lease_s", None) is not None:
         raise InputError(
-            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed go on until the next "
+            f"scheduler '{name}' gives leases, which only the simulator has: jobs on a testbed continue until the next "
             "decision. Take it without published=True."
         )

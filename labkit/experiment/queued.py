@@ -125,7 +125,7 @@ def refuse_taken(name: str, *, runs: str | Path) -> None:
         raise InputError(f"--name is '{name}'; expected letters, digits, '.', '_' and '-', at most 100.")
     if name in queue_names(runs):
         raise InputError(
-            f"queue '{name}' is in {runs} already; go on with it by --resume {name}, or take another --name."
+            f"queue '{name}' is in {runs} already; continue with it by --resume {name}, or take another --name."
         )
     if (Path(runs) / name).exists():
         kind = "run" if name in run_ids(runs) else "folder"

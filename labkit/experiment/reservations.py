@@ -23,7 +23,10 @@ from labkit.core.text import shortened
 DAY_S: Final = 86400.0
 DAYS_AHEAD: Final = 400
 """Days of a daily reservation that schedulers which plan ahead are told of."""
-RUNNING: Final = {"preempt": "jobs of others there are preempted at its start", "finish": "jobs of others there go on"}
+RUNNING: Final = {
+    "preempt": "jobs of others there are preempted at its start",
+    "finish": "jobs of others there continue",
+}
 """What becomes of the jobs of others that run on the hosts when a reservation starts."""
 EXPECTED: Final = (
     'expected a TOML file with a table for each: [reservation.night], hosts = "gpu[01-02]", start_s = 3600, '

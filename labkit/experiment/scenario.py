@@ -96,7 +96,7 @@ class Scenario:
     cluster : Cluster or str or None
         Where it runs: a preset, an expression ("fat_tree(4)"), or an inventory; None: the profile's.
     seed : int
-        Of a generated trace, and of the simulator.
+        Seed of a generated trace and of the simulator.
     cadence, overheads, variation, faults, losses, believed, measure_every_s, history
         As `Experiment` has them.
 
@@ -134,7 +134,7 @@ class Scenario:
         may_be_file=True,
     )
     quotas: Quotas | Mapping[str, float] | str | Path | None = _option(
-        None, "The most GPUs that the jobs of each user may hold: vision=8,*=4 (*: each other one), or a TOML FILE.",
+        None, "Quota of GPUs for each user: vision=8,*=4 (*: every other user), or a TOML FILE.",
         may_be_file=True,
     )  # fmt: skip
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = _option(
@@ -145,14 +145,14 @@ class Scenario:
     )  # fmt: skip
     consolidate: str | None = _option(
         None,
-        "How gangs lie on machines: wait for as few as they need, prefer that, or split. Default: as the trace's own "
-        "cluster did, where that is known, else split.",
+        "How gangs are placed: wait for as few machines as possible, prefer that, or split. Default: as the trace's "
+        "own cluster did, where that is known, else split.",
     )
     consolidate_for_s: float | None = _option(
         None, "With wait: split a gang that has waited for SECONDS since it arrived.", float, least=0
     )
     time_limits: str = _option(
-        "recorded", "Jobs that are ended at their time limits: recorded (those that reached them in the trace), all, "
+        "recorded", "Jobs that stop at their time limits: recorded (those that reached them in the trace), all, "
         "or none.", simulated=True,
     )  # fmt: skip
     partitions: bool = _option(
@@ -175,8 +175,8 @@ class Scenario:
     any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
     whole_gpus: bool = _option(False, "Give tasks that request a part of a GPU a whole one.", bool)
     format: str | None = _option(
-        None, "Format of the trace, where the file does not show it; 'sacct(npu=1,shard=1/4)': such devices count as "
-        "so many GPUs each.",
+        None, "Format of the trace, where the file does not show it; 'sacct(npu=1,shard=1/4)' counts each such "
+        "device as this many GPUs.",
     )  # fmt: skip
     start_s: float = _option(0.0, "Overhead of a job's first start, in seconds.", float, simulated=True)
     restart_s: float = _option(0.0, "Overhead of a restart from a checkpoint, in seconds.", float, simulated=True)
@@ -204,8 +204,8 @@ class Scenario:
         float, simulated=True,
     )  # fmt: skip
     preemption_loses_work: bool = _option(
-        False, "Preempted jobs return to their newest checkpoint, too; without --checkpoint they begin anew, as Slurm "
-        "requeues them.", bool, simulated=True,
+        False, "Preempted jobs return to their newest checkpoint, too; without --checkpoint they restart from zero, as "
+        "Slurm requeues them.", bool, simulated=True,
     )  # fmt: skip
     period_s: float | None = _option(None, "Redraw the speed of each job every SECONDS.", float, simulated=True)
     speed_error: float | None = _option(
@@ -228,7 +228,9 @@ class Scenario:
         may_be_file=True,
     )  # fmt: skip
     strict: bool = _option(False, "Refuse throughputs that were not measured.", bool)
-    seed: int = _option(0, "Of a generated trace, and of the simulator.", int, least=0, expected="a whole number >= 0")
+    seed: int = _option(
+        0, "Seed of a generated trace and of the simulator.", int, least=0, expected="a whole number >= 0"
+    )
 
     cadence: Cadence | str | None = None
     variation: Variation | None = None
@@ -413,7 +415,7 @@ class Scenario:
             raise InputError(f'{source} holds no scenario; expected at least trace = "demo" and cluster = "demo".')
         if missing := [name for name in plain.get("own", ()) if name not in others]:
             raise InputError(
-                f"{source} cannot be made again: its {', '.join(map(str, missing))} came from Python; give it again."
+                f"{source} cannot be reproduced: its {', '.join(map(str, missing))} came from Python; give it again."
             )
         named = current({name: value for name, value in plain.items() if name != "own"}) | current(others)
         for name in named:

@@ -154,7 +154,7 @@ class Learner:
             self._policy.load_state_dict(before)
             self._stopped = True
             warnings.warn(
-                f"dl2: the loss of update {self.n_updates + 1} online is not finite; it goes on with the weights of "
+                f"dl2: the loss of update {self.n_updates + 1} online is not finite; it continues with the weights of "
                 f"update {self.n_updates}, and learns no more.", stacklevel=2,
             )  # fmt: skip
             return

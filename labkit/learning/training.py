@@ -260,11 +260,11 @@ def refuse_other(stored: Mapping[str, Any], *, expected: Mapping[str, Any]) -> N
             name, found, value = f"{name}'s {key}", found.get(key), value.get(key)
         elif name not in stored:
             raise InputError(
-                f"the training to go on with is that of another kind of policy: it tells no {name}. Give it the same "
-                "options, or another file."
+                f"the training to continue with is that of another kind of policy: it has no {name}. Give it the "
+                "same options, or another file."
             )
         raise InputError(
-            f"the training to go on with has {name} {found!r:.80}; expected {value!r:.80}. "
+            f"the training to continue with has {name} {found!r:.80}; expected {value!r:.80}. "
             "Give it the same options, or another file."
         )
 

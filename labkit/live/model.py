@@ -168,5 +168,5 @@ def status_of(
         return RunStatus(str(info.state), f"taken over by {info.config.get(TAKEN_BY, 'another process')}")
     killed = info.state == RunState.RUNNING
     how = "its process is gone" if killed else str(info.state)
-    onward = f"; go on with: labkit attach {folder}" if on_machines else ""
+    onward = f"; continue with: labkit attach {folder}" if on_machines else ""
     return RunStatus(KILLED if killed else str(info.state), f"{how}{onward}")

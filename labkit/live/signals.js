@@ -115,7 +115,7 @@ class Signals {
   }
 
   short(value, panel) {
-    if (panel.share) return `${Math.round(value * 100)} %`;
+    if (panel.share) return `${Math.round(value * 100)}%`;
     return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
   }
 
@@ -157,7 +157,7 @@ class Signals {
   }
 
   value(value, panel) {
-    if (panel.share) return `${(value * 100).toFixed(0)} %`;
+    if (panel.share) return `${(value * 100).toFixed(0)}%`;
     return value.toLocaleString("en", { maximumSignificantDigits: 4 });
   }
 }

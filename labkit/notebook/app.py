@@ -340,7 +340,7 @@ class Controls:
         self, *, run: Callable[[], None], pause: Callable[[], None], step: Callable[[], None], stop: Callable[[], None],
         where: Where,
     ) -> None:  # fmt: skip
-        self.run = _button("Run", "play", "Begin, or go on", run, style="primary")
+        self.run = _button("Run", "play", "Begin, or continue", run, style="primary")
         self.pause = _button("Pause", "pause", where.pause, pause)
         self.step = _button("Step", "step-forward", "One decision", step)
         self.stop = _button("Stop", "stop", "End this run; it stays in the comparison", stop)

@@ -40,7 +40,7 @@ MOST_EVENTS_PER_TICK: Final = 8_000
 READY, RUNNING, PAUSED, STOPPING = "ready", "running", "paused", "stopping"
 OVER: Final = {"done": RunState.DONE, "stopped": RunState.STOPPED, "failed": RunState.FAILED}
 
-INTERRUPTED: Final = "a cell that waited for this run was interrupted; the run goes on: Stop, or stop(), ends it"
+INTERRUPTED: Final = "a cell that waited for this run was interrupted; the run continues: Stop, or stop(), ends it"
 
 Listener = Callable[[], None]
 """Called on the kernel's loop when what is shown has changed."""

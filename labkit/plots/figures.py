@@ -84,6 +84,3 @@ KINDS: Final[dict[str, Callable[[Named], alt.TopLevelMixin]]] = {
     "seeds": lambda named: _seeds(list(named.values())),
 }
 """What can be drawn of runs."""
-
-EXPLAINED: Final = {"jct": "CDF of job completion time (JCT). Dashed line: median"}
-"""What a caption has to tell of a kind of figure beside the notes of its title."""

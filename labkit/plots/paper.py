@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 import altair as alt
 
 from labkit.core.errors import InputError
+from labkit.core.files import refuse_unwritable
 from labkit.plots.theme import as_svg
 
 WIDTH_IN: Final = {1: 3.35, 2: 7.0}
@@ -23,6 +25,7 @@ TITLE_PT: Final = 7.5
 """Of labels, and of titles of axes and legends."""
 
 ENDINGS: Final = (".pdf", ".svg", ".png")
+OF_TEX: Final = (".pgf", ".tikz", ".tex")
 PNG_PPI: Final = 300
 PAGE_IN: Final = 9.0
 """Height of a page's text: no figure is higher."""
@@ -88,17 +91,28 @@ def save_sized(figure: alt.TopLevelMixin, path: Path | str) -> Path:
     import vl_convert
 
     path = Path(path)
+    refuse_figure(path)
     spec = figure.to_dict()
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".png":
+    if path.suffix.lower() == ".png":
         path.write_bytes(vl_convert.svg_to_png(as_svg(spec), ppi=PNG_PPI))
-    elif path.suffix == ".pdf":
+    elif path.suffix.lower() == ".pdf":
         path.write_bytes(vl_convert.svg_to_pdf(as_svg(spec)))
-    elif path.suffix == ".svg":
-        path.write_text(in_points(as_svg(spec)), encoding="utf-8")
     else:
-        raise InputError(f"{path} ends in '{path.suffix}'; expected {', '.join(ENDINGS)}.")
+        path.write_text(in_points(as_svg(spec)), encoding="utf-8")
     return path
+
+
+def refuse_figure(path: Path | str, *, endings: Sequence[str] = ENDINGS) -> None:
+    """Raise InputError if a figure cannot be written to `path`, before it is drawn."""
+    path = Path(path)
+    if path.suffix.lower() in OF_TEX:
+        pdf = path.with_suffix(".pdf").name
+        raise InputError(
+            f"{path} ends in '{path.suffix}', TeX code, which labkit does not write; expected {' or '.join(endings)}. "
+            f"Save {pdf}, and include it with \\includegraphics{{{pdf}}}."
+        )
+    refuse_unwritable(path, endings=endings)
 
 
 def drawn_size(spec: dict[str, Any]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from labkit.core.errors import InputError
 from labkit.core.text import without_seed
-from labkit.plots.figures import EXPLAINED, draw
+from labkit.plots.figures import draw
 from labkit.plots.paper import for_paper, notes_of, save_sized
 from labkit.plots.report import seeds_table
 from labkit.results.comparison import bound_jct_s
@@ -21,7 +21,11 @@ from labkit.results.sweeps import pairs_called
 from labkit.schedulers.references import bibtex, key_of, sources_of
 
 FILES = ("figure.pdf", "figure.svg", "caption.txt", "methods.md", "findings.txt", "references.bib", "runs.zip")
-METRICS = {"jct": "job completion time (JCT)", "bars": "mean JCT", "seeds": "paired differences of the mean JCT"}
+METRICS = {
+    "jct": "CDF of the job completion time (JCT)", "bars": "mean JCT", "seeds": "paired differences of the mean JCT",
+    "utilisation": "GPUs in use over time",
+    "fairness": "CDF of finish-time fairness", "gantt": "Gantt chart",
+}  # fmt: skip
 
 
 def write_paper(
@@ -73,12 +77,14 @@ def caption(records: Sequence[RunRecord], *, kind: str, notes: Sequence[str]) ->
     """Return the caption of a figure: what it shows, of how many jobs, on which trace and cluster, and its notes."""
     first = records[0]
     what = METRICS.get(kind, kind)
+    runs = len(records) // len(_schedulers(records))
+    of_runs = f", {runs} runs of each" if runs > 1 else ""
     sentence = (
         f"{what[0].upper()}{what[1:]} of {_listed(_schedulers(records))}: {len(first.jobs):,} jobs of "
-        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster}."
+        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster}{of_runs}."
     )
-    rest = [EXPLAINED.get(kind, ""), *notes]
-    return " ".join([sentence, *(f"{note.strip().rstrip('.')}." for note in rest if note.strip())])
+    stripped = [note.strip().rstrip(".") for note in notes if note.strip()]
+    return " ".join([sentence, *(f"{note[0].upper()}{note[1:]}." for note in stripped)])
 
 
 def methods(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None) -> str:

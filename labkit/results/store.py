@@ -115,7 +115,7 @@ class RunWriter:
 
     @classmethod
     def attach(cls, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> Self:
-        """Go on with a run that was stopped or whose writer died; its events so far: `load(folder)`.
+        """Resume a run that was stopped or whose writer died; its events so far: `load(folder)`.
 
         What `run.json` says stays as it is until `resume` or the end.
 
@@ -332,7 +332,7 @@ def _refuse_odd_id(run: str) -> None:
 def _taken(run: str, root: Path) -> InputError:
     return InputError(
         f"run '{run}' is already in {root}; take another name, or remove it (labkit runs remove {run} --runs {root}); "
-        f"one on machines goes on by: labkit attach {run} --runs {root}."
+        f"one on machines continues by: labkit attach {run} --runs {root}."
     )
 
 

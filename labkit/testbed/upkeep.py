@@ -32,7 +32,7 @@ def up(
     Parameters
     ----------
     inventory : Inventory, optional
-        The hosts; None: the laptop testbed in its default folder. Servers that run are left as they are.
+        The hosts; None: the laptop testbed in its default folder. Running servers are kept.
     n_hosts : int, optional
         Hosts of a laptop testbed; by default as many as it has, 4 for a new one.
     gpus : int, optional

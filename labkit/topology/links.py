@@ -166,9 +166,8 @@ def _fault_of_path(network: Network, source: int, destination: int, links: list[
         begin, end = int(network.link_from[link]), int(network.link_to[link])
         if begin != at:
             ends = f"link {link}, which leads from {network.nodes[begin]} to {network.nodes[end]}"
-            return (
-                f"is at {network.nodes[at]} and goes on with {ends}; its links must join, in the direction of the flow"
-            )
+            where = f"is at {network.nodes[at]} and continues with {ends}"
+            return f"{where}; its links must join, in the direction of the flow"
         at = end
     if at != destination:
         return f"ends at {network.nodes[at]}"

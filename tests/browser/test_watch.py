@@ -133,7 +133,7 @@ def test_an_interrupted_cell_and_a_restarted_kernel_are_shown_as_what_they_are(b
         state = page.locator(".labkit-app .labkit-state")
         state.locator("b", has_text="running").wait_for(timeout=120_000)
         page.evaluate(f"void {KERNEL}.interrupt()")
-        state.get_by_text("was interrupted; the run goes on").wait_for(timeout=30_000)
+        state.get_by_text("was interrupted; the run continues").wait_for(timeout=30_000)
         assert state.get_attribute("data-state") == "running"
         page.screenshot(path=tmp_path / "interrupted.png")
         page.evaluate(f"void {KERNEL}.restart()")

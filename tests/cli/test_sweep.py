@@ -61,7 +61,7 @@ def test_cells_that_failed_are_told_and_the_exit_code_is_1(tmp_path):
         "--workers", "0", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
-    at_once, counted, said = done.stderr.splitlines()  # while it goes on, and at the end
+    at_once, counted, said = done.stderr.splitlines()  # while it continues, and at the end
     assert at_once.startswith(f"trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")
     assert counted == "labkit: 2 of 2 runs done, 1 failed"
     assert said.startswith(f"labkit: failed: trace {many}, cluster no_network(1), scheduler fifo, seed 0: InputError: ")

@@ -46,10 +46,10 @@ def test_a_policy_is_trained_and_compared_and_the_same_call_goes_on(tmp_path):
     assert "going on after 2 of 2 updates" in again.stderr
     other = labkit("train-policy", "dl2", *SHORT, "--rounds", "2", "--out", "mine.safetensors", cwd=tmp_path)
     assert other.returncode == 2
-    assert "mine.state: the training to go on with has n_rounds 1; expected 2" in other.stderr
+    assert "mine.state: the training to continue with has n_rounds 1; expected 2" in other.stderr
     other = labkit("train-policy", "dl2", "--published", *SHORT, "--out", "mine.safetensors", cwd=tmp_path)
     assert other.returncode == 2
-    assert "mine.state: the training to go on with is that of another kind of policy: it tells no " in other.stderr
+    assert "mine.state: the training to continue with is that of another kind of policy: it has no " in other.stderr
     assert len(other.stderr.splitlines()) == 1
     compared = labkit(
         "compare", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300", "--json", "--schedulers",
@@ -119,7 +119,7 @@ def test_a_policy_is_trained_and_judged_in_a_scenario_which_its_weights_tell(tmp
     assert '"quotas": "user=4"' in shown
     wrong = labkit(*words, "--rescale", "9", "--out", "other.safetensors", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "the training to go on with has scenario's rescale_s 60.0; expected 9.0." in wrong.stderr
+    assert "the training to continue with has scenario's rescale_s 60.0; expected 9.0." in wrong.stderr
 
 
 def test_windows_of_a_file_are_learned_from_at_the_speeds_that_suit_it(tmp_path):
@@ -230,7 +230,7 @@ def test_ctrl_c_saves_tells_how_to_go_on_and_that_goes_on(whole, tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
-    assert "w.safetensors has its weights, the same call goes on" in told
+    assert "w.safetensors has its weights, the same call continues" in told
     n_done = len(rows(tmp_path / "w.csv")) - 1
     assert 2 <= n_done < 9
     assert f"stopped after {n_done} of 9 updates" in told

@@ -90,7 +90,7 @@ def test_what_was_saved_is_read_bit_by_bit_whichever_server_owned_it(tmp_path, n
     assert optimizer(name, **found.options) == chosen
     assert found.digest == digest_of(blocks)
     assert found.blocks[3].seen == {0: 4, 2: 9}
-    grad = np.ones(LAYOUT.sizes[0], np.float32)  # it can go on from there
+    grad = np.ones(LAYOUT.sizes[0], np.float32)  # it can continue from there
     chosen.apply(found.blocks[0].params, grad, found.blocks[0].state, step=8)
 
 
@@ -383,7 +383,7 @@ def test_saving_the_same_again_changes_nothing_and_something_else_is_refused(tmp
 
 def test_a_training_that_begins_afresh_in_the_folder_of_another_is_told_at_once(tmp_path):
     save(tmp_path, 5)
-    with pytest.raises(CheckpointError, match=r"a good step-000005 in .*, later than step-000001: go on from there"):
+    with pytest.raises(CheckpointError, match=r"a good step-000005 in .*, later than step-000001: continue from there"):
         save(tmp_path, 1)
     assert names(tmp_path) == ["step-000005"]
     flipped(tmp_path / "step-000005" / "ps-0.blocks")

@@ -122,7 +122,7 @@ def test_training_goes_on_from_the_folder_of_a_run_before(tmp_path: Path, sync: 
     assert longer.version == 60
     assert counting.effects(longer.model) == [[5.0] * SAMPLES] * counting.N_PARTS
     assert (len(longer.losses), longer.losses_from) == (60, 0)  # those of the run before too
-    with pytest.raises(InputError, match="synchronous training: go on with"):
+    with pytest.raises(InputError, match="synchronous training: continue with"):
         run(tmp_path, steps=70, **{**given, "sync": not sync})
     with pytest.raises(InputError, match="there is nothing left to do"):
         run(tmp_path, steps=60, **given)

@@ -411,7 +411,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
         )
         late.wait(1)
         go.set()
-        while not ready.wait(0.01):  # the others go on
+        while not ready.wait(0.01):  # the others continue
             version = late.messages[-1].head.step
             theirs.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, version + 1))
             theirs.send(

@@ -90,7 +90,7 @@ def test_what_affinity_cannot_do_is_told(process: int) -> None:
     assert Affinity().apply(process, Amounts(n + 1)) == [f"{n + 1} cores: {n} are there"]
     assert Affinity().apply(process, Amounts(0.5, 2)) == [
         "0.5 cores: it has 1, since affinity sets whole cores",
-        "2 GB: memory is not limited here: there is no control group",
+        "2 GB: memory is not limited here: there is no cgroup",
     ]
     with pytest.raises(ProcessLookupError):
         give(2**22 + 1, ALL)
@@ -207,7 +207,7 @@ def test_what_no_process_can_live_with_is_told_and_it_keeps_what_it_has(process:
     ]
     assert not way.exceeded()
     assert way.apply(os.getpid(), Amounts(None, 2.5)) == [
-        "2.5 GB: not held by the kernel; it ends itself soon after it has more"
+        "2.5 GB: not limited by the kernel; it ends itself soon after it has more"
     ]
     assert not way.exceeded()
     way._resident = lambda _: 2_600_000_000

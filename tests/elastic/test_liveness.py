@@ -154,7 +154,7 @@ def test_train_that_is_interrupted_saves_says_where_and_goes_on_from_there(tmp_p
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=HANG_S)
         done = steps(tmp_path)
-        assert f"is in {tmp_path / 'job'}: start(..., folder=...) goes on from there" in errors
+        assert f"is in {tmp_path / 'job'}: start(..., folder=...) continues from there" in errors
         assert not running(tmp_path)
     assert max(e["version"] for e in events(tmp_path) if e["event"] == "saved") >= done
     (tmp_path / "slow").unlink()

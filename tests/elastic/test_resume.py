@@ -55,7 +55,7 @@ def test_a_job_goes_on_as_if_never_interrupted_with_all_its_losses_and_not_as_an
         ({"shards": 8}, r"n_shards=4 \(not 8\)"),
         ({"seed": 1, "batch": 8}, r"seed=9 \(not 1\) and batch=16 \(not 8\)"),
         ({"optimizer": "sgd"}, "of the optimizer momentum; expected sgd"),
-        ({"sync": False}, "are of synchronous training: go on with sync=True"),
+        ({"sync": False}, "are of synchronous training: continue with sync=True"),
         ({"steps": 7}, "of step 7 of 7: there is nothing left to do"),
         ({"data": data(97)}, r"a dataset of 96 samples \(not 97\)"),
         ({"model": model(9)}, r"of another model.*: there '0.weight' \(8, 4\), here '0.weight' \(9, 4\)"),

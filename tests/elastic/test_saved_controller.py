@@ -29,7 +29,7 @@ from tests.elastic.test_places import Spread
 from tests.elastic.test_standby import Followed
 from tests.hang import HANG_S
 
-REMEDY = "start the job in its folder again, and it goes on from the newest checkpoint."
+REMEDY = "start the job in its folder again, and it continues from the newest checkpoint."
 
 
 def busy() -> Followed:

@@ -95,7 +95,7 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
         training.finish(result)
     assert result.version == STEPS
     assert same(result.state_dict(), expected)
-    assert same(training.model.state_dict(), result.state_dict()), "the script goes on with the trained model"
+    assert same(training.model.state_dict(), result.state_dict()), "the script continues with the trained model"
     assert str(torch.load("optimizer.pt")) == optimizer, "and with its optimizer and scheduler"
     assert "accuracy" in result.metrics
 

@@ -133,7 +133,7 @@ def test_schedule_and_clipping_change_no_bit_with_the_number_of_processes_nor_in
         folder=tmp_path / "2" / "job", lr=LR, **how,
     ) as job:  # fmt: skip
         job.wait()
-    resumed = in_jobs(tmp_path / "2", workers=1, servers=2, **how)  # goes on at step 6
+    resumed = in_jobs(tmp_path / "2", workers=1, servers=2, **how)  # continues at step 6
     assert resumed.digest == one.digest
 
 

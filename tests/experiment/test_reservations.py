@@ -98,7 +98,7 @@ def test_a_job_that_belongs_to_one_waits_for_it_and_runs_on_its_hosts_alone() ->
     jobs = jobs_of("aab", [4, 4, 4], arrival_s=[0, 0, 0], reservation=["night", "night", ""])
     night = {"night": {"hosts": "m1", "start_s": 50, "end_s": 400}}
     assert completions(jobs, night) == pytest.approx([150, 250, 100])
-    night["night"]["end_s"] = 120  # job 0 goes on after it, and job 1 finds m0 then
+    night["night"]["end_s"] = 120  # job 0 continues after it, and job 1 finds m0 then
     assert completions(jobs, night) == pytest.approx([150, 220, 100])
 
 
@@ -129,7 +129,7 @@ def test_a_daily_one_into_which_no_slot_falls_is_refused_if_a_job_belongs_to_it(
         InputError, match="job 0 belongs to reservation short, which is over each day before a decision"
     ):
         completions(jobs, short, cadence=every_slot(60))
-    assert completions(jobs, short) == pytest.approx([221])  # at its end it goes on
+    assert completions(jobs, short) == pytest.approx([221])  # at its end it continues
     assert completions(jobs, short, cadence=every_slot(50)) == pytest.approx([250])
 
 

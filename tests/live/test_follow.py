@@ -58,7 +58,7 @@ def test_a_view_shows_a_run_as_far_as_it_is_written_its_writer_and_how_to_go_on_
     del writer
     seen.update()
     assert not seen.going
-    assert seen.header().endswith(f"; its process is gone; go on with: labkit attach {tmp_path / 'r'}")
+    assert seen.header().endswith(f"; its process is gone; continue with: labkit attach {tmp_path / 'r'}")
 
 
 def test_the_bar_does_not_count_a_job_that_was_given_up_as_done():
@@ -132,7 +132,7 @@ def test_stopped_failed_killed_and_silent_runs_are_told_apart(record, tmp_path):
         assert seen.status.state == "running"
         again.close(state)
         seen.update()
-        assert seen.status == RunStatus(str(state), f"{state}; go on with: labkit attach {tmp_path / 'r'}")
+        assert seen.status == RunStatus(str(state), f"{state}; continue with: labkit attach {tmp_path / 'r'}")
     assert told[:1] == ["killed"]
     assert told[-1] == "failed"
 

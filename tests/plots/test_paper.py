@@ -42,6 +42,10 @@ def test_it_is_saved_in_the_format_of_its_name_with_its_size_in_print(ending, tm
 def test_what_cannot_be_drawn_is_told(tmp_path):
     with pytest.raises(InputError, match="columns is 3; expected 1"):
         plots.for_paper(figures()["jct_cdf"], columns=3)
+    with pytest.raises(
+        InputError, match=r"f\.pgf ends in '\.pgf'.*Save f\.pdf, and include it with .includegraphics.f\.pdf"
+    ):
+        plots.save_for_paper(figures()["jct_cdf"], tmp_path / "f.pgf")
     with pytest.raises(InputError, match="unknown kind of figure 'jtc'\\. Did you mean 'jct'"):
         draw(records(), kind="jtc")
     with pytest.raises(InputError, match="not the same schedulers on the same seeds"):

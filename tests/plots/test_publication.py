@@ -24,7 +24,7 @@ def test_one_command_writes_the_folder_of_a_paper(folder, tmp_path):
     done = command("paper", *(str(run) for run in sorted(folder.iterdir())), "--out", "paper", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / "paper" / name).stat().st_size > 0 for name in FILES] == [True] * len(FILES)
-    assert "CDF of job completion time" in done.stdout
+    assert "CDF of the job completion time" in done.stdout
     again = command("paper", str(next(folder.iterdir())), "--out", "paper", cwd=tmp_path)
     assert again.returncode == 2
     assert "holds figure.pdf already" in again.stderr
@@ -34,7 +34,7 @@ def test_the_texts_name_jobs_trace_cluster_options_and_papers(folder):
     records = [load(run) for run in sorted(folder.iterdir())]
     said = methods(records, seeds=None)
     assert "8 jobs of poisson(8, per_hour=60) on demo" in caption(records, kind="jct", notes=["a note"])
-    assert caption(records, kind="jct", notes=["a note"]).endswith(" a note.")
+    assert caption(records, kind="jct", notes=["a note"]).endswith(" A note.")
     for part in ("las [@gu2019]", "fifo and", "`restart_s=30.0`", "Each scheduler ran once.", "Lower bound"):
         assert part in said, said
 

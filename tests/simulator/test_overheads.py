@@ -105,8 +105,8 @@ def test_a_change_while_starting_does_not_cut_the_start_short() -> None:
 def test_a_change_while_rescaling_does_not_cut_the_rescaling_short() -> None:
     run = session(one_job(), overheads=Overheads(rescale_s=25))
     run.step(workers(1))
-    run.step(workers(2))  # at 10 s, goes on at 35 s
-    run.step(workers(3))  # at 20 s, goes on at 45 s
+    run.step(workers(2))  # at 10 s, continues at 35 s
+    run.step(workers(3))  # at 20 s, continues at 45 s
     assert finish(run) == pytest.approx(45 + 590 / 3)
 
 

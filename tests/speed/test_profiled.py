@@ -154,7 +154,7 @@ def test_a_measured_gang_has_its_measured_numbers() -> None:
     for each in cells:
         assert grid.step_s[1, each.n_ps, each.n_workers] == pytest.approx(each.step_s)
         assert grid.worker_cpu_s[1, each.n_ps, each.n_workers] == pytest.approx(0.08)
-    assert (np.diff(grid.step_s[1, 1, 1:]) < 0).all()  # more workers go on being faster outside, as the fit says
+    assert (np.diff(grid.step_s[1, 1, 1:]) < 0).all()  # more workers continue being faster outside, as the fit says
     assert (grid.step_s > 0).all()
 
 

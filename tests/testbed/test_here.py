@@ -52,7 +52,7 @@ def test_the_inventory_is_a_file_that_says_what_there_is(tmp_path: Path) -> None
     assert hosts.cluster().capacity[:, 1].tolist() == [0.5]
     assert hosts.path.name == "0.5-cores.toml"
     assert LocalFleet(hosts).connect().rows[0].ok
-    with pytest.raises(InputError, match="is this machine, without SSH: go on with labkit attach"):
+    with pytest.raises(InputError, match="is this machine, without SSH: continue with labkit attach"):
         Fleet(hosts)
 
 

@@ -220,13 +220,13 @@ def test_a_copy_that_is_damaged_here_is_set_aside_by_name_and_the_one_before_is_
         cache.path("job-0").write_bytes(flipped)
         assert kept(up.home("h0") / ".labkit" / brought(), 100) == first, "the copy before has the first step alone"
         assert told == [
-            f"damaged here: {place}/kept/job-0.tar.damaged (its SHA-256 is another one); the job goes on from the copy "
-            "before it"
+            f"damaged here: {place}/kept/job-0.tar.damaged (its SHA-256 is another one); the job continues from the "
+            "copy before it"
         ]
         cache.older("job-0").write_bytes(whole[: len(whole) // 2])
         assert brought() == ""
         assert f"{place}/kept/job-0.older.tar.damaged (cut off)" in told[1]
-        assert told[1].endswith("the job goes on from what its host holds, else from the beginning")
+        assert told[1].endswith("the job continues from what its host holds, else from the beginning")
         assert brought() == ""
         assert len(told) == 2, "each is told once"
         cache.path("job-0").write_bytes(whole[:-32])

@@ -75,7 +75,7 @@ def test_a_rebooted_host_is_back_and_takes_the_job_again_from_its_checkpoint(
         session._note(backend.apply(on(0)))
         until(session, Kind.STARTED, n=2)
         started = session.log.rows[session.log.rows["kind"] == Kind.STARTED]
-        assert started["value"][1] > 0, "it goes on from what was saved"
+        assert started["value"][1] > 0, "it continues from what was saved"
         until(session, Kind.PROGRESSED, n=n_of(session, Kind.PROGRESSED) + 2)
         assert not ran(session.log.rows, Kind.DROPPED)
         assert len(ran(session.log.rows, Kind.FAILED)) == 1
@@ -327,7 +327,7 @@ def test_two_writers_are_refused_and_after_ctrl_c_attach_goes_on_from_the_checkp
     started = record.events[record.events["kind"] == Kind.STARTED]
     assert started["value"][0] == 0
     assert started["value"][-1] > 0, "it did not begin anew"
-    assert "goes on from its newest checkpoint" in (folder / "notes.txt").read_text()
+    assert "continues from its newest checkpoint" in (folder / "notes.txt").read_text()
     with pytest.raises(InputError, match="is over; labkit report"):
         attach(folder)
 
@@ -401,7 +401,7 @@ def test_attach_refuses_in_one_line_what_cannot_go_on(two: Bed, runs: Path) -> N
     with pytest.raises(InputError, match=r"hosts\.toml .* which has changed since you agreed to it; .*--trust"):
         attach(folder)
     two.hosts_file.unlink()
-    with pytest.raises(InputError, match=f"run '{folder.name}' cannot go on without its hosts"):
+    with pytest.raises(InputError, match=f"run '{folder.name}' cannot continue without its hosts"):
         attach(folder)
     two.hosts_file.write_text(told)
     (folder / "testbed.json").write_text("{")

@@ -77,7 +77,10 @@ def detour(source: Ints, destination: Ints, flow_hash: Ints) -> Ints:
 
 
 WRONG: list[tuple[Callable[[], Cluster], str]] = [
-    (lambda: ring(4, swapped=True), r"^cluster 'ring\(4\)': the path from m0 to m1 is at m0 and goes on with link 1, "),
+    (
+        lambda: ring(4, swapped=True),
+        r"^cluster 'ring\(4\)': the path from m0 to m1 is at m0 and continues with link 1, ",
+    ),
     (lambda: wired(link_gbps=np.zeros(16)), "without a finite bandwidth above 0"),
     (lambda: wired(route=lambda s, d, h: np.full((len(s), 1), 16, np.int32)), "the path from m0 to m1 ends at m0"),
     (lambda: wired(route=detour), "the path from m0 to m0 leaves the machine by link 0; expected no link"),

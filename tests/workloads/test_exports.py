@@ -239,7 +239,7 @@ def test_what_a_user_names_stands_and_what_is_misspelt_is_told(tmp_path):
 
 def test_a_table_without_arrivals_or_durations_is_refused_with_its_columns(tmp_path):
     path = put(tmp_path, "jobs.csv", TABLE)
-    with pytest.raises(InputError, match="no column tells how long jobs ran; name it: --map duration=COLUMN"):
+    with pytest.raises(InputError, match="no column shows how long jobs ran; name it: --map duration=COLUMN"):
         mapped(path, ColumnMap(";", {"arrival": FieldSource("submit_time")}))
 
 

@@ -551,7 +551,7 @@ def test_commas_in_numbers_are_told(tmp_path):
             4,
             "gpu_hours differs from GPUs x duration in 1 of 1 rows",
         ),
-        ("id,submit,duration_h,gpus_per_node\n1,0,2,4\n", 4, "no column tells how many each job has"),
+        ("id,submit,duration_h,gpus_per_node\n1,0,2,4\n", 4, "no column shows how many each job has"),
     ],
 )
 def test_hours_and_gpus_of_each_node_are_used_or_compared_and_told(tmp_path, text, gpus, told):

@@ -75,10 +75,10 @@ def check_resume(folder: Path, spec: Spec, *, anyway: bool = False) -> list[str]
         )
     if (saved.queue is None) != spec.sync:
         was, requested = ("asynchronous", "sync=False") if spec.sync else ("synchronous", "sync=True")
-        raise InputError(f"the checkpoints of {folder} are of {was} training: go on with {requested}, or elsewhere.")
+        raise InputError(f"the checkpoints of {folder} are of {was} training: continue with {requested}, or elsewhere.")
     differs = _differences(saved, spec)
     if differs and not (anyway and spec.sync):
-        remedy = "; " + 'resume="anyway" goes on with other samples, some twice or never' if spec.sync else ""
+        remedy = "; " + 'resume="anyway" continues with other samples, some twice or never' if spec.sync else ""
         raise InputError(
             f"the checkpoints of {folder}, up to step {saved.step}, are of {' and '.join(differs)}: give the same, or "
             f"another folder{remedy}."

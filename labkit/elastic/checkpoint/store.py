@@ -139,8 +139,8 @@ class Checkpoints:
             self._compatible(known)
             if known > step and self.is_good(known):
                 raise CheckpointError(
-                    f"there is a good {name_of(known)} in {self.folder}, later than {name_of(step)}: go on from there, "
-                    "or give another folder."
+                    f"there is a good {name_of(known)} in {self.folder}, later than {name_of(step)}: continue from "
+                    "there, or give another folder."
                 )
         try:
             if not self.folder.exists():
@@ -274,8 +274,8 @@ class Checkpoints:
             )
         if (manifest.optimizer, manifest.state) != (self.optimizer.name, sorted(self.optimizer.state_names)):
             raise OtherModelError(
-                f"{self.folder / name} is of the optimizer {manifest.optimizer}; expected {self.optimizer.name}: go on "
-                "with the same one, or give another folder."
+                f"{self.folder / name} is of the optimizer {manifest.optimizer}; expected {self.optimizer.name}: "
+                "continue with the same one, or give another folder."
             )
 
     def _compatible(self, step: int) -> None:
@@ -307,7 +307,7 @@ def check_blocks(blocks: Iterable[BlockLike], layout: Layout, *, step: int) -> N
                 owner = next(p.name for p in layout.params if p.first <= at < p.first + p.n)
                 raise NotFiniteError(
                     f"the state at step {step} is not saved: {what and f'{what} of '}parameter '{owner}' has "
-                    f'{vector[bad[0]]}. Lower the learning rate; on_nan="{CONTINUE}" goes on with it.'
+                    f'{vector[bad[0]]}. Lower the learning rate; on_nan="{CONTINUE}" continues with it.'
                 )
 
 

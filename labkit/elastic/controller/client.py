@@ -96,8 +96,8 @@ class ControllerClient:
                 why = BUSY
             if waking.look(every_s=self._lease.base_s) > self._limit_s:
                 raise NoAnswerError(
-                    f"the controller has not answered '{word}' for {self._limit_s:g} s: {why} The job goes on without "
-                    "it; ask again, or look at its controller.log."
+                    f"the controller has not answered '{word}' for {self._limit_s:g} s: {why} The job continues "
+                    "without it; ask again, or look at its controller.log."
                 )
             self._ended.wait(RECONNECT_S)
         raise OverError(f"the job is over and cannot be asked for '{word}' any more; wait() returns its result.")

@@ -32,7 +32,7 @@ learning rate, or look at these samples; on_nan="continue" records it and goes o
     if not isfinite(loss):
         raise NotFiniteError(
             f"{where}: the loss is {loss}. Lower the learning rate, or look at these samples; "
-            f'on_nan="{CONTINUE}" records it and goes on.'
+            f'on_nan="{CONTINUE}" records it and continues.'
         )
 
 

@@ -201,7 +201,7 @@ class Affinity:
             n = min(math.ceil(amounts.cpus), len(self.allowed))
             unable.append(f"{amounts.cpus:g} cores: it has {n}, since affinity sets whole cores")
         if amounts.memory_gb is not None:
-            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here: there is no control group")
+            unable.append(f"{amounts.memory_gb:g} GB: memory is not limited here: there is no cgroup")
         return unable
 
     def whole(self, pid: int, cpus: float | None) -> list[str]:
@@ -242,7 +242,7 @@ class ControlGroup(Affinity):
         room, why = room_for(amounts.memory_gb, has)
         unable += why
         if amounts.memory_gb is not None and self.trees.memory is None:
-            unable.append(f"{amounts.memory_gb:g} GB: there is no control group for memory that may be written here")
+            unable.append(f"{amounts.memory_gb:g} GB: there is no cgroup for memory that may be written here")
         try:
             self.trees.make(pid)
             self.trees.limit_cpus(pid, amounts.cpus)
@@ -254,7 +254,7 @@ class ControlGroup(Affinity):
             elif room:
                 self.trees.limit_memory(pid, gb(amounts.memory_gb) - self._brought[pid])
         except OSError as error:
-            unable.append(f"a control group in {self.trees.cpu}: {error.strerror}")
+            unable.append(f"a cgroup in {self.trees.cpu}: {error.strerror}")
         return unable
 
 
@@ -289,7 +289,7 @@ class Braked(Affinity):
             unable.append(f"{amounts.memory_gb:g} GB: the memory of a process is unknown on this host")
         elif room:
             self._most = amounts.memory_gb
-            unable.append(f"{amounts.memory_gb:g} GB: not held by the kernel; it ends itself soon after it has more")
+            unable.append(f"{amounts.memory_gb:g} GB: not limited by the kernel; it ends itself soon after it has more")
         return unable
 
     def keep(self, *, most_s: float = math.inf) -> bool:
@@ -334,7 +334,7 @@ def limits_here() -> Limits:
     trees = trees_here(versions={V1: (1,), V2: (2,)}.get(wish, (2, 1)))
     if trees is not None:
         return ControlGroup(trees)
-    want = f"control groups ({wish}): this user may make none here; the process limits itself"
+    want = f"cgroups ({wish}): this user may make none here; the process limits itself"
     return Braked(want=want if wish else "")
 
 
@@ -351,7 +351,7 @@ def describe_limits() -> str:
     if isinstance(here, ControlGroup):
         what = "cores and memory" if here.trees.memory is not None else "cores, not memory"
         return f"{what}, in {' and '.join(map(str, here.trees.folders))}"
-    return "cores, by waiting; memory is watched, not held" if here.how == BRAKE else "whole cores, not memory"
+    return "cores, by waiting; memory is watched, not limited" if here.how == BRAKE else "whole cores, not memory"
 
 
 def give(pid: int, cores: Iterable[int]) -> None:

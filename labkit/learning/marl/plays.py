@@ -86,7 +86,7 @@ def all_played(worlds: WorldOf, plays: Sequence[Play], *, where: Submits | None 
             raise
         raise LabkitError(
             f"workers were lost while they played traces ({type(error).__name__}); what was learned up to the last "
-            "update that was kept is there: start workers, and the same call goes on."
+            "update that was kept is there: start workers, and the same call continues."
         ) from error
 
 

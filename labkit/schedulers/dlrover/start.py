@@ -64,7 +64,7 @@ def _tries(
     if state is not None and n_lost > state.n_lost and turn.rules.watch_memory:
         return chain([_after_out_of_memory(turn, job, state)], _roomier(turn, job, state, tries))
     if state is not None:
-        return chain([(state.plan, "goes on with the plan that it had")], tries)
+        return chain([(state.plan, "continues with the plan that it had")], tries)
     return tries
 
 

@@ -311,7 +311,7 @@ class Service:
         arguments.done()
         if protocol != PROTOCOL:
             mine = f"this agent speaks protocol {PROTOCOL} (labkit {version()}), the client {protocol}"
-            raise Refusal("protocol", f"{mine}: restart the agent; its tasks go on")
+            raise Refusal("protocol", f"{mine}: restart the agent; its tasks continue")
         self._sampler.ask(lambda reading: request.reply(self._hello(reading)))
         return Later
 

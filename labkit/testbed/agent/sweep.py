@@ -77,7 +77,7 @@ def _reason_to_keep(runs: AgentRuns, name: str, living: Iterable[str]) -> str:
         return "bears no label of labkit"
     here = runs.all[name]
     if not here.record.over:
-        return "goes on"
+        return "continues"
     if here.record.running or name in living:
         return "has processes"
     return ""

@@ -96,7 +96,7 @@ class SavedState:
             fault = error.errors()[0]
             raise InputError(
                 f"{folder / STATE} is damaged ({'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}); the "
-                "run cannot go on. Its record can still be read: labkit report."
+                "run cannot continue. Its record can still be read: labkit report."
             ) from None
 
 
@@ -146,7 +146,7 @@ class RunTakeover:
                 why = deployment.fetch_from(home, run=memory.run)
             kept = deployment.progress.saved
             start = f"from its newest checkpoint, step {kept} or later" if kept or not why else "from its beginning"
-            self._note(f"job {self._jobs.id[job]} was stopped and goes on {start}{f' ({why})' if why else ''}")
+            self._note(f"job {self._jobs.id[job]} was stopped and continues {start}{f' ({why})' if why else ''}")
             columns = {"value": float(kept), "speed": 0.0, "time_s": time_s, "cause": Cause.KILLED}
             rows.append(row(Kind.FAILED, job=job, **columns))
         self._ledger.fold(joined(rows))

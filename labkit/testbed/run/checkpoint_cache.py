@@ -136,7 +136,7 @@ class CheckpointCache:
             path = None
         if damaged:
             rest = "the copy before it" if path else "what its host holds, else from the beginning"
-            tell(f"damaged here: {' and '.join(damaged)}; the job goes on from {rest}")
+            tell(f"damaged here: {' and '.join(damaged)}; the job continues from {rest}")
         return path
 
     def forget(self, task: str) -> None:

@@ -251,7 +251,7 @@ class RunEvents:
         self.steps[job] = update.steps
         if update.what == "ended":
             raise EndedError(
-                f"the run was ended on host {update.host} from elsewhere ({update.why}); labkit attach goes on with it."
+                f"the run was ended on host {update.host} from elsewhere ({update.why}); labkit attach resumes it."
             )
         if update.why and self._is_news(job, update):
             self._note(f"job {self.jobs.id[job]} {update.what}: {update.why}")

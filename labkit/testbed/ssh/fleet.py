@@ -208,7 +208,7 @@ class Fleet:
 
     def __init__(self, inventory: Inventory, *, connect_timeout_s: float = CONNECT_S) -> None:
         if any(machine.local for machine in inventory):
-            raise InputError(f"inventory {inventory.path} is this machine, without SSH: go on with labkit attach.")
+            raise InputError(f"inventory {inventory.path} is this machine, without SSH: continue with labkit attach.")
         self.inventory, self.connect_timeout_s = inventory, connect_timeout_s
         self._links = {machine.name: _Link(machine) for machine in inventory}
         self._pool = ThreadPoolExecutor(min(len(inventory), MAX_THREADS), "labkit-fleet")

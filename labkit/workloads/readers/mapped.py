@@ -563,7 +563,7 @@ def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLed
     if "gpus" in sources and not sources["gpus"].per and (each := per_of(words)[1]) in ("node", "instance"):
         ledger.remark(
             ledger.n_jobs,
-            f"GPUs are {sources['gpus'].column}, and no column tells how many each job has, so that one counts (if "
+            f"GPUs are {sources['gpus'].column}, and no column shows how many each job has, so that one counts (if "
             f"there is one: labkit traces import --map {each}s=COLUMN)",
         )
     if "gpus" not in sources and "gpu_time" in sources:

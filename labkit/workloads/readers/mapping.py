@@ -367,10 +367,10 @@ def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -
     names, there = set(sources), ", ".join(columns)
     if not names & {"arrival", "start"}:
         raise InputError(
-            f"{path}: no column tells when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
+            f"{path}: no column shows when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
         )
     if not (names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}):
         raise InputError(
-            f"{path}: no column tells how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
+            f"{path}: no column shows how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
             f"There are: {there}."
         )

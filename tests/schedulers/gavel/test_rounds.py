@@ -255,7 +255,7 @@ def test_in_the_ideal_jobs_wait_while_no_machine_is_there_and_go_on_from_their_c
     starts = events["time_s"][events["kind"] == Kind.STARTED]
     for begin, end in zip(left, np.append(back, np.inf), strict=False):
         assert not ((begin < starts) & (starts < end)).any()
-        assert end == np.inf or (starts == end).any()  # both go on as soon as it is there again
+        assert end == np.inf or (starts == end).any()  # both continue as soon as it is there again
     assert (events["kind"] == Kind.COMPLETED).sum() == 2
     assert record.table["jct_s"].to_numpy().max() > 10800 + (back - left[: len(back)]).sum()
 

@@ -46,7 +46,7 @@ def test_what_goes_on_or_is_young_is_kept(over, folder):
     before = sorted(folder.glob("runs/**/*"))
     young = {row.run: row.why for row in over.gc(older_s=3600.0)}
     assert sorted(folder.glob("runs/**/*")) == before
-    assert young["new"] == young["leased"] == "goes on"
+    assert young["new"] == young["leased"] == "continues"
     assert young["old"].startswith("over for")
     assert [run for run, row in rows(over).items() if row.removed] == ["old"]
     assert len(labelled(folder)) == 1

@@ -300,5 +300,5 @@ def damaged(path: Path, fault: str) -> JobFileError:
     """Return the error of a file with a fault: a field, its value, and what was expected."""
     return JobFileError(
         f"{path} is damaged, or of another version of labkit: {fault.removesuffix('.')}; start the job in its folder "
-        "again, and it goes on from the newest checkpoint."
+        "again, and it continues from the newest checkpoint."
     )
