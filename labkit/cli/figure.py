@@ -33,6 +33,7 @@ def figure(
         str | None, typer.Option(help="With --kind seeds: baseline scheduler. Default: the first one.")
     ] = None,
     columns: Annotated[int, typer.Option(help="Width in columns: 1 (3.35 in) or 2 (7 in).", min=1, max=2)] = 1,
+    width: Annotated[float | None, typer.Option("--width-mm", help="Width in mm, in place of --columns.")] = None,
     height: Annotated[float | None, typer.Option(help="Height of each panel's plotting area, in inches.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Measure whether it is fit for print: colours, type, height, collisions.")
@@ -49,7 +50,7 @@ def figure(
     refuse_figure(out)
     records = [load(name, runs=runs) for name in names]
     chart = draw(records, kind=kind, base=against)
-    sized = for_paper(chart, columns=columns, height_in=height)
+    sized = for_paper(chart, columns=columns, height_in=height, width_mm=width)
     print(save_sized(sized, out).resolve())
     print(f"Caption: {caption(records, kind=kind, notes=notes_of(chart))}")
     if check:

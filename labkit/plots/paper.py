@@ -16,6 +16,9 @@ from labkit.plots.theme import as_svg
 
 WIDTH_IN: Final = {1: 3.35, 2: 7.0}
 """Inches of one column, and of two with the gap between them."""
+MM: Final = 25.4
+"""To an inch."""
+LEAST_MM, MOST_MM = 40.0, 250.0
 
 POINTS: Final = 72
 """To an inch: a pixel of a figure is a point in print."""
@@ -39,7 +42,9 @@ TALLEST: Final = 0.8
 """A panel is at most so high, in widths of the whole figure."""
 
 
-def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | None = None) -> alt.TopLevelMixin:
+def for_paper(
+    chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | None = None, width_mm: float | None = None
+) -> alt.TopLevelMixin:
     """Return a chart as wide as one or two columns of a paper, without its title, which a caption tells there.
 
     All of it counts: axes, labels, and the legend, which goes below. A pixel of the result is a point in print.
@@ -52,15 +57,23 @@ def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | 
         1 (3.35 in) or 2 (7 in).
     height_in : float, optional
         Of the plotted area of each panel; by default in proportion.
+    width_mm : float, optional
+        Width in mm, 40 to 250, in place of `columns`.
 
     Raises
     ------
     InputError
-        If columns is neither, or names on its axes leave no room.
+        If a width is none of these, or names on its axes leave no room.
     """
     if columns not in WIDTH_IN:
         raise InputError(f"columns is {columns!r}; expected 1 ({WIDTH_IN[1]} in) or 2 ({WIDTH_IN[2]} in).")
-    wanted = WIDTH_IN[columns] * POINTS
+    width_in = WIDTH_IN[columns]
+    if width_mm is not None:
+        if not LEAST_MM <= width_mm <= MOST_MM:
+            raise InputError(f"a figure {width_mm:g} mm wide; expected {LEAST_MM:g} to {MOST_MM:g} mm.")
+        width_in = width_mm / MM
+        columns = 1 if width_in < sum(WIDTH_IN.values()) / 2 else 2
+    wanted = width_in * POINTS
     spec = _in_print(chart.to_dict())
     inner, lower = 0.75 * wanted, 1.0
     for _ in range(TRIES):
@@ -73,17 +86,18 @@ def for_paper(chart: alt.TopLevelMixin, *, columns: int = 1, height_in: float | 
         lower /= max(1.02 * high, 1.0) ** 1.2  # what is between the panels does not shrink
         if inner < 0.2 * wanted:
             raise InputError(
-                f"names on the axes leave {inner / POINTS:.1f} of {WIDTH_IN[columns]} in to the figure; take columns=2 "
-                "or shorter labels."
+                f"names on the axes leave {inner / POINTS:.1f} of {width_in:.3g} in to the figure; take columns=2, a "
+                "larger width or shorter labels."
             )
     return cast(alt.TopLevelMixin, alt.Chart.from_dict(sized))
 
 
 def save_for_paper(
-    chart: alt.TopLevelMixin, path: Path | str, *, columns: int = 1, height_in: float | None = None
-) -> Path:
+    chart: alt.TopLevelMixin, path: Path | str, *, columns: int = 1, height_in: float | None = None,
+    width_mm: float | None = None,
+) -> Path:  # fmt: skip
     """Save a chart for a paper as PDF, SVG or PNG (300 dpi), by the ending of the name."""
-    return save_sized(for_paper(chart, columns=columns, height_in=height_in), path)
+    return save_sized(for_paper(chart, columns=columns, height_in=height_in, width_mm=width_mm), path)
 
 
 def save_sized(figure: alt.TopLevelMixin, path: Path | str) -> Path:
