@@ -85,10 +85,12 @@ def for_paper(
         inner -= over + 0.3
         lower /= max(1.02 * high, 1.0) ** 1.2  # what is between the panels does not shrink
         if inner < 0.2 * wanted:
-            raise InputError(
-                f"names on the axes leave {inner / POINTS:.1f} of {width_in:.3g} in to the figure; take columns=2, a "
-                "larger width or shorter labels."
-            )
+            break
+    if over > 0.05:
+        raise InputError(
+            f"names on the axes and the legend leave no room for the figure in {width_in:.3g} in; take columns=2, a "
+            "larger width or shorter labels."
+        )
     return cast(alt.TopLevelMixin, alt.Chart.from_dict(sized))
 
 

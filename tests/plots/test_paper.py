@@ -39,7 +39,7 @@ def test_it_is_saved_in_the_format_of_its_name_with_its_size_in_print(ending, tm
     assert width == pytest.approx(3.35 * 72, abs=1.5)
 
 
-@pytest.mark.parametrize("width_mm", [60.0, 88.9, 170.0])
+@pytest.mark.parametrize("width_mm", [70.0, 88.9, 170.0])
 def test_a_width_in_mm_is_that_of_the_whole_figure(width_mm):
     spec = plots.for_paper(figures()["jct_cdf"], width_mm=width_mm).to_dict()
     assert drawn_size(spec)[0] == pytest.approx(width_mm / 25.4 * 72, abs=1.5)
@@ -48,6 +48,8 @@ def test_a_width_in_mm_is_that_of_the_whole_figure(width_mm):
 def test_what_cannot_be_drawn_is_told(tmp_path):
     with pytest.raises(InputError, match="a figure 20 mm wide; expected 40 to 250 mm"):
         plots.for_paper(figures()["jct_cdf"], width_mm=20)
+    with pytest.raises(InputError, match="names on the axes and the legend leave no room for the figure in"):
+        plots.for_paper(figures()["jct_cdf"], width_mm=45)
     with pytest.raises(InputError, match="columns is 3; expected 1"):
         plots.for_paper(figures()["jct_cdf"], columns=3)
     with pytest.raises(
