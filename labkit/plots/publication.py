@@ -81,7 +81,7 @@ def caption(records: Sequence[RunRecord], *, kind: str, notes: Sequence[str]) ->
     of_runs = f", {runs} runs of each" if runs > 1 else ""
     sentence = (
         f"{what[0].upper()}{what[1:]} of {_listed(_schedulers(records))}: {len(first.jobs):,} jobs of "
-        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster}{of_runs}."
+        f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster or first.cluster}{of_runs}."
     )
     stripped = [note.strip().rstrip(".") for note in notes if note.strip()]
     return " ".join([sentence, *(f"{note[0].upper()}{note[1:]}." for note in stripped)])
@@ -92,9 +92,10 @@ def methods(records: Sequence[RunRecord], *, seeds: pd.DataFrame | None) -> str:
     first, info = records[0], records[0].info
     cited = [name + _cited(name) for name in _schedulers(records)]
     by = "on machines over SSH" if info.backend == "testbed" else "in labkit's event simulator"
+    cluster = f"the cluster `{info.cluster}` ({first.cluster})" if info.cluster else f"a cluster of {first.cluster}"
     parts = [
         f"We ran {_listed(cited)} {by} (commit {info.commit or 'unknown'}) on {len(first.jobs):,} jobs of the trace "
-        f"`{without_seed(info.trace)}`{first.arrivals} and the cluster `{info.cluster}` ({first.cluster}).",
+        f"`{without_seed(info.trace)}`{first.arrivals} and {cluster}.",
         f"Speeds: {info.config['speeds']}." if info.config.get("speeds") else "",
         _options(info.config.get("scenario", {})),
         _repeats(seeds),
