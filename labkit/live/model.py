@@ -154,7 +154,7 @@ def status_of(
     --------
     >>> info = RunInfo(run="r", scheduler="las", backend="testbed", state=RunState.RUNNING)
     >>> status_of(info, writer=None, folder=Path("runs/r"))
-    RunStatus(state='killed', text='its process is gone; go on with: labkit attach runs/r')
+    RunStatus(state='killed', text='its process is gone; continue with: labkit attach runs/r')
     """
     on_machines = info.backend != "simulator"
     if writer is not None:

@@ -27,7 +27,7 @@ def check_finite(loss: float, *, where: str) -> None:
     >>> check_finite(float("nan"), where="step 12, logical shard 3")
     Traceback (most recent call last):
     labkit.elastic.controller.losses.NotFiniteError: step 12, logical shard 3: the loss is nan. Lower the \
-learning rate, or look at these samples; on_nan="continue" records it and goes on.
+learning rate, or look at these samples; on_nan="continue" records it and continues.
     """
     if not isfinite(loss):
         raise NotFiniteError(
