@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.browser.lab import Browser, headless
 
 for name, n in {"dev": 25, "thorough": 100}.items():  # `--hypothesis-profile=thorough` takes the other one
     settings.register_profile(name, max_examples=n, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -202,3 +204,10 @@ def shared_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Give a headless browser to the tests of a file."""
+    with headless() as opened:
+        yield opened

@@ -13,16 +13,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+import pytest
 
 from labkit.system.doctor import CHROMIUM_NAMES, which
 from tests.hang import HANG_S
 
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 
-def chromium() -> str:
-    """Return where Chromium is, empty where it is not."""
-    return next((where for name in CHROMIUM_NAMES if (where := which(name))), "")
+
+class Browser:
+    """A headless Chromium whose pages wait for what is to come as long as all tests do."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def new_page(self, **options: Any) -> Any:
+        """Open a page of Playwright with its options."""
+        page = self._opened.new_page(**options)
+        page.set_default_timeout(HANG_S * 1000)
+        return page
+
+
+@contextmanager
+def headless() -> Iterator[Browser]:
+    """Start Chromium, and end it afterwards; the test is skipped where Chromium or Playwright is not here."""
+    path = next((where for name in CHROMIUM_NAMES if (where := which(name))), "")
+    if not path:
+        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=OPTIONS, timeout=HANG_S * 1000)
+        yield Browser(opened)
+        opened.close()
 
 
 def _free_port() -> int:

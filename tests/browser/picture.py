@@ -15,15 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
 import labkit
 from labkit.live.follow import FollowedRun
 from labkit.live.page import RunPage
 from labkit.results import RunWriter
 
-from .lab import chromium, copy_for_lab, jupyter_lab
-from .test_lab import IDLE, OPTIONS
+from .lab import copy_for_lab, headless, jupyter_lab
+from .test_lab import IDLE
 
 ROOT = Path(__file__).parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -41,8 +39,6 @@ BARE = """() => {
 }"""
 COMPLETED = """least => [...document.querySelectorAll('.labkit-card')].some(card =>
   card.innerText.includes('completed') && parseInt(card.querySelector('b').textContent) >= least)"""
-MOST_MS = 600_000
-"""For each step: a first run compiles kernels."""
 
 
 def main() -> None:
@@ -54,14 +50,13 @@ def main() -> None:
 
 def pictures_of_pages() -> None:
     """Write the pictures of a report of four schedulers, and of the page of a run half way through."""
-    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as name, headless() as browser:
         runs = labkit.compare("demo", cluster="demo", schedulers="fifo,srtf,las,optimus")
         report = labkit.plots.write_report(runs, Path(name) / "report.html", title="Trace demo, cluster demo")
         record = runs[1]
         writer = RunWriter.create(name, info=replace(record.info, run="srtf"), jobs=record.jobs, cluster=record.cluster)
         writer.append(record.events[: len(record.events) // 2])
         writer.flush()
-        browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
         with RunPage(FollowedRun(writer.folder)) as followed:
             for what, url in (("report", report.resolve().as_uri()), ("watch", followed.url)):
                 for scheme in ("light", "dark"):
@@ -72,7 +67,6 @@ def pictures_of_pages() -> None:
                     page.screenshot(path=ROOT / "docs" / "assets" / f"{what}-{scheme}.png")
                     page.close()
         writer.close()
-        browser.close()
 
 
 def pictures_of_lab() -> None:
@@ -121,17 +115,14 @@ def lab() -> Iterator[Any]:
         notebook = {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
         (folder / "lab.ipynb").write_text(json.dumps(notebook))
         home.mkdir()
-        with jupyter_lab(folder, home=home) as address, sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
+        with jupyter_lab(folder, home=home) as address, headless() as browser:
             page = browser.new_page(viewport=SIZE, device_scale_factor=2)
-            page.set_default_timeout(MOST_MS)
             page.goto(address.format("lab.ipynb"))
             page.wait_for_function(IDLE)
             page.evaluate(BARE)
             page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
             page.locator(".labkit-app canvas:visible").first.wait_for()
             yield page
-            browser.close()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import pytest
 from tests.hang import HANG_S
 
 from .axe import violations
-from .lab import chromium, copy_for_lab, jupyter_lab
+from .lab import copy_for_lab, jupyter_lab
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = "notebooks/04_schedulers.ipynb"
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 TALL = {"width": 1300, "height": 9500}
 """JupyterLab leaves out cells that are not on the screen."""
 
@@ -35,26 +34,22 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    if not chromium():
-        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
+def page(browser, tmp_path_factory):
     pytest.importorskip("jupyterlab", reason="JupyterLab is not here; pip install -e .[lab]")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
     folder, home = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("home")
     copy_for_lab(ROOT / "notebooks", ROOT / "traces", folder)
-    with jupyter_lab(folder, home=home) as address, playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
+    with jupyter_lab(folder, home=home) as address:
         shown = browser.new_page(viewport=TALL)
         shown.goto(address.format(NOTEBOOK))
-        shown.wait_for_function(IDLE, timeout=90_000)
+        shown.wait_for_function(IDLE)
         shown.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         shown.locator(
             ".labkit-app canvas:visible, .jp-OutputArea .jp-RenderedText[data-mime-type*=error]"
-        ).first.wait_for(timeout=240_000)
+        ).first.wait_for()
         went_wrong = shown.locator(".jp-OutputArea .jp-RenderedText[data-mime-type*=error]").all_inner_texts()
         assert not went_wrong, went_wrong[0][-2000:]
         yield shown
-        browser.close()
+        shown.close()
 
 
 class Lab:
@@ -70,7 +65,7 @@ class Lab:
         return began
 
     def wait_for(self, state: str) -> None:
-        self.box.locator(".labkit-status", has_text=state).wait_for(timeout=90_000)
+        self.box.locator(".labkit-status", has_text=state).wait_for()
 
     def card(self, name: str) -> str:
         return self.box.locator(".labkit-card", has_text=name).locator("b").inner_text()

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from .axe import violations
-from .lab import chromium
-from .test_watch import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["index.md", "ten-minutes.md", "trace-formats.md"]
@@ -32,17 +30,6 @@ def site(tmp_path_factory):
     parts = {"docs_dir": str(docs), "site_dir": str(folder), "plugins": [], "hooks": [], "nav": nav}
     build(load_config(str(ROOT / "mkdocs.yml"), **parts))
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not chromium():
-        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
-    with playwright.sync_playwright() as driver:
-        shown = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
-        yield shown
-        shown.close()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -21,10 +21,9 @@ from labkit.plots.theme import as_svg
 from labkit.results import RunWriter, gantt
 
 from .axe import violations
-from .lab import chromium, jupyter_lab
+from .lab import jupyter_lab
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 PAPER = "canvas => Array.from(canvas.getContext('2d').getImageData(1, 1, 1, 1).data.slice(0, 3))"
 COLOURS = """canvas => {
   const all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
@@ -45,17 +44,6 @@ CELLS = [
 ]
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not chromium():
-        pytest.skip("Chromium is not here; apt-get install chromium fonts-dejavu-core")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not here; pip install -e .[dev]")
-    with playwright.sync_playwright() as driver:
-        shown = driver.chromium.launch(executable_path=chromium(), args=OPTIONS)
-        yield shown
-        shown.close()
 
 
 def test_the_page_of_a_run_follows_it_in_light_and_dark(browser, tmp_path):
@@ -128,16 +116,16 @@ def test_an_interrupted_cell_and_a_restarted_kernel_are_shown_as_what_they_are(b
     with jupyter_lab(folder, home=home) as address:
         page = browser.new_page(viewport={"width": 1300, "height": 1600})
         page.goto(address.format("watch.ipynb"))
-        page.wait_for_function(f"{KERNEL.replace('.', '?.')}?.status === 'idle'", timeout=90_000)
+        page.wait_for_function(f"{KERNEL.replace('.', '?.')}?.status === 'idle'")
         page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
         state = page.locator(".labkit-app .labkit-state")
-        state.locator("b", has_text="running").wait_for(timeout=120_000)
+        state.locator("b", has_text="running").wait_for()
         page.evaluate(f"void {KERNEL}.interrupt()")
-        state.get_by_text("was interrupted; the run continues").wait_for(timeout=30_000)
+        state.get_by_text("was interrupted; the run continues").wait_for()
         assert state.get_attribute("data-state") == "running"
         page.screenshot(path=tmp_path / "interrupted.png")
         page.evaluate(f"void {KERNEL}.restart()")
-        page.locator(".labkit-app.jupyter-widgets-disconnected").wait_for(timeout=60_000)
+        page.locator(".labkit-app.jupyter-widgets-disconnected").wait_for()
         state.wait_for(state="hidden")
         said = page.locator(".labkit-app").evaluate("box => getComputedStyle(box, '::before').content")
         assert "Run this cell again" in said

@@ -33,6 +33,7 @@ from labkit.elastic.worker.push_pull import FromServers
 from labkit.elastic.worker.shard_gradients import FlatModel
 from labkit.elastic.worker.synchronous import Worker
 from tests.elastic.transport.ends import pair
+from tests.hang import HANG_S
 
 N = 1000
 
@@ -229,7 +230,7 @@ class Heard(Handler):
 
     def wait(self, n: int) -> list[Message]:
         with self.more:
-            assert self.more.wait_for(lambda: len(self.messages) >= n, 10)
+            assert self.more.wait_for(lambda: len(self.messages) >= n, HANG_S)
         return self.messages
 
 
@@ -338,7 +339,7 @@ def test_a_block_that_goes_to_and_fro_needs_one_place_and_one_crate_on_each_serv
     for turn in range(20):
         here, there = servers[turn % 2], servers[1 - turn % 2]
         here.handover.hand_over({0: there.name}, version=0)
-        while not isinstance(told.get(timeout=10), HandedOver):
+        while not isinstance(told.get(timeout=HANG_S), HandedOver):
             pass
         assert here.blocks.slot(0).block is None
         assert ends[turn % 2].counts.shared_bytes == sent * (turn // 2 + 1)
@@ -388,7 +389,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
     class Slow(Worker):
         def fetch(self, message: Message) -> bool:
             word.set()
-            assert go.wait(10)
+            assert go.wait(HANG_S)
             return super().fetch(message)
 
     channels: dict[str, Connection] = {}
@@ -405,7 +406,7 @@ def test_a_worker_that_came_too_late_for_a_version_asks_again_and_catches_up() -
         threading.Thread(target=worker.run, daemon=True).start()
         other, theirs = pair(Served(server), late, shares=True)
         theirs.send(FrameKind.PULL, meta=encode(Pull([0], [0])), step=at(0, 1))
-        assert word.wait(10)  # of version 0
+        assert word.wait(HANG_S)  # of version 0
         theirs.send(
             FrameKind.PUSH, np.ones(N, np.float32), meta=GRADIENT, block=0, offset=Node(0, 1).pack(), step=at(0, 0)
         )

@@ -148,7 +148,7 @@ class Log:
 
     def comes(self, text: str, *, times: int) -> bool:
         with self.grown:
-            return self.grown.wait_for(lambda: self.text.count(text) >= times, 60)
+            return self.grown.wait_for(lambda: self.text.count(text) >= times, HANG_S)
 
 
 def test_a_line_comes_again_and_again_in_each_stage_also_where_there_is_no_terminal(monkeypatch, tmp_path):

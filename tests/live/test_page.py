@@ -51,7 +51,7 @@ def page(written):
 
 def asked(page: RunPage, path: str, *, method: str = "GET", **headers: str):
     place = urlsplit(page.url)
-    connection = HTTPConnection(place.hostname, place.port, timeout=20)
+    connection = HTTPConnection(place.hostname, place.port, timeout=HANG_S)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     body = answer.read().decode()
@@ -64,7 +64,7 @@ class Reader:
 
     def __init__(self, page: RunPage) -> None:
         place = urlsplit(page.url)
-        self.connection = HTTPConnection(place.hostname, place.port, timeout=20)
+        self.connection = HTTPConnection(place.hostname, place.port, timeout=HANG_S)
         self.connection.request("GET", f"{place.path}events")
         self.answer = self.connection.getresponse()
         self.rows: dict[str, list[float]] = {}

@@ -7,8 +7,6 @@ import gzip
 import io
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -218,22 +216,6 @@ def test_fairness_is_that_of_the_worst_job_with_the_mean_beside_it(tmp_path):
 def test_one_run_has_no_best_and_no_worst():
     card_notes = [card.note for card in report._cards([record("fifo")])]
     assert not any("shorter than" in note for note in card_notes)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if not chromium:
-        pytest.skip("no Chromium on this machine (apt-get install chromium fonts-dejavu-core)")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"],
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.mark.browser

@@ -169,7 +169,7 @@ def test_the_door_of_the_examination_says_nothing_to_strangers_and_closes_with_i
         with probe_hosts(fleet) as hosts:
             address = bed["h0"].address
             door = hosts.probes["h0"].listen(address)
-            with socket.create_connection((address, door.port), timeout=5) as stranger:
+            with socket.create_connection((address, door.port), timeout=HANG_S) as stranger:
                 stranger.sendall(b"x" * 32)
                 assert stranger.recv(100) == b""
             wrong = hosts.probes["h0"].dial({"it": (address, door.port, "y" * 32)})
