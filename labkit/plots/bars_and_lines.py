@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from labkit.plots.theme import (
@@ -104,6 +105,8 @@ def _rows(y: str, names: list[str], colour: str | None, kinds: list[str]) -> dic
 
 
 HEIGHT: Final = 280
+ENDS_APART: Final = 0.08
+"""Names stand at the ends of lines, in place of a legend, if these are so far apart: in heights of the panel."""
 
 
 def plot_lines(
@@ -123,6 +126,8 @@ def plot_lines(
     zero: bool = True,
 ) -> alt.TopLevelMixin:
     """Draw a line for each name; panels side by side have the same scales.
+
+    In one panel the names stand at the ends of the lines where these are far enough apart, else in a legend.
 
     Parameters
     ----------
@@ -149,7 +154,8 @@ def plot_lines(
     """
     names = list(dict.fromkeys(table[line]))
     panels = list(dict.fromkeys(table[panel])) if panel else [""]
-    look = _looks(x, y, line, names, axes=axes, ticks=ticks, zero=zero, shades=shades)
+    ends = None if panel else line_ends(table, x, y, line, zero=zero)
+    look = _looks(x, y, line, names, axes=axes, ticks=ticks, zero=zero, shades=shades, legend=ends is None)
     columns = [x, y, line, *([panel] if panel else [])]
     between = ["low", "high"] if {"low", "high"} <= set(table.columns) else []
     parts = [table[[*columns, *between]].assign(drawn="line")]
@@ -162,6 +168,8 @@ def plot_lines(
     on_line = base.transform_filter("datum.drawn == 'line'")
     mark = alt.OverlayMarkDef(size=50, opacity=1) if points else False
     layers = [on_line.mark_line(point=mark).encode(y=look["y"], tooltip=tips, strokeDash=look["looks"]["strokeDash"])]
+    if ends is not None:
+        layers.append(names_at(ends, look["x"], look["y"], line, colour=look["looks"]["color"]))
     if between:
         layers.insert(0, on_line.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", title=axes[1]), y2="high:Q"))
     if dots is not None:
@@ -175,9 +183,25 @@ def plot_lines(
     return cast(alt.TopLevelMixin, faceted.properties(title=title(heading, note)).configure_view(stroke=LINE))
 
 
+def line_ends(table: pd.DataFrame, x: str, y: str, line: str, *, zero: bool) -> pd.DataFrame | None:
+    """Return the last point of each line, if names fit there: all lines end at one x, and far apart."""
+    ends = table.sort_values(x).drop_duplicates(line, keep="last")[[x, y, line]]
+    shown = table[[name for name in (y, "low", "high") if name in table.columns]].to_numpy(np.float64)
+    height = np.nanmax(shown) - (min(0.0, np.nanmin(shown)) if zero else np.nanmin(shown))
+    apart = np.diff(np.sort(ends[y].to_numpy(np.float64)))
+    fits = len(ends) > 1 and height > 0 and len(set(ends[x])) == 1 and bool((apart >= ENDS_APART * height).all())
+    return ends if fits else None
+
+
+def names_at(ends: pd.DataFrame, x: alt.X, y: alt.Y, line: str, *, colour: Any) -> alt.Chart:
+    """Draw the names of lines at what `line_ends` returned."""
+    words = alt.Chart(ends.round(6)).mark_text(align="left", dx=7, fontSize=12)
+    return cast(alt.Chart, words.encode(x=x, y=y, text=f"{line}:N", color=colour))
+
+
 def _looks(
     x: str, y: str, line: str, names: list[str], *, axes: tuple[str, str], ticks: Sequence[float], zero: bool,
-    shades: Sequence[str] | None,
+    shades: Sequence[str] | None, legend: bool,
 ) -> dict[str, Any]:  # fmt: skip
     numbers: dict[str, Any] = {"format": ",~f"} | ({"values": list(ticks)} if len(ticks) else {})
     if shades is None and line == "scheduler":
@@ -187,7 +211,7 @@ def _looks(
         "y": alt.Y(f"{y}:Q", title=axes[1], scale=alt.Scale(zero=zero)),
         "looks": line_looks(
             line, cycled(names, shades or SHADES), title=None, sort=names,
-            legend=stroke_legend(symbolSize=180, symbolOpacity=1, labelLimit=260),
+            legend=stroke_legend(symbolSize=180, symbolOpacity=1, labelLimit=260) if legend else None,
         ),
     }  # fmt: skip
 

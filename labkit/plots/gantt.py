@@ -253,5 +253,5 @@ def plot_overheads(tables: Mapping[str, pd.DataFrame]) -> alt.LayerChart:
         bars,
         words,
         height=alt.Step(44),
-        title=title("How jobs spend their time", "overhead: of the time in which a job holds tasks"),
+        title=title("How jobs spend their time", "overhead: as a share of the time in which a job has tasks"),
     )

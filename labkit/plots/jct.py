@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from labkit.core.resources import Floats
+from labkit.plots.bars_and_lines import line_ends, names_at
 from labkit.plots.theme import (
     INK,
     MAX_ROWS,
     MUTED,
     SHADES,
-    WIDTH,
     layered,
     line_legend,
     line_looks,
@@ -74,7 +74,7 @@ def plot_jct_cdf(curve: pd.DataFrame, *, log: bool | None = None, limit: int = M
         lines,
         height=300,
         title=title(
-            "How long jobs take", "distribution of job completion times (JCT); click a name to single it out", note
+            "How long jobs take", "the dashed line marks half of the jobs; click a name to single it out", note
         ),
     )
 
@@ -150,8 +150,8 @@ LABEL = 280
 """Pixels for a name in the legend: schedulers with options have long ones."""
 
 
-def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per hour") -> alt.Chart:
-    """Draw the mean JCT of each scheduler as a line over the arrival rate.
+def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per hour") -> alt.LayerChart:
+    """Draw the mean JCT of each scheduler as a line over the arrival rate; names stand at line ends that are apart.
 
     Parameters
     ----------
@@ -170,25 +170,25 @@ def plot_jct_by_load(table: pd.DataFrame, *, load: str = "Jobs that arrive per h
     note = f"mean of up to {most} runs at each rate" if most > 1 else ""
     legend = line_legend()
     legend.labelLimit = LABEL
-    chart: alt.Chart = (
+    ends = line_ends(shown, "load", "jct", "scheduler", zero=True)
+    looks = line_looks("scheduler", scheduler_colours(names), legend=legend if ends is None else None)
+    x = alt.X(
+        "load:Q", title=load, scale=alt.Scale(zero=False, nice=False, padding=16),
+        axis=alt.Axis(values=sorted(set(shown["load"])), format=",~r"),
+    )  # fmt: skip
+    y = alt.Y("jct:Q", title=f"Mean JCT ({unit})", scale=alt.Scale(zero=True))
+    lines = (
         alt.Chart(shown)
         .mark_line(point=alt.OverlayMarkDef(size=50, opacity=1))
         .encode(
-            x=alt.X(
-                "load:Q", title=load, scale=alt.Scale(zero=False, nice=False, padding=16),
-                axis=alt.Axis(values=sorted(set(shown["load"])), format=",~r"),
-            ),
-            y=alt.Y("jct:Q", title=f"Mean JCT ({unit})", scale=alt.Scale(zero=True)),
-            **line_looks("scheduler", scheduler_colours(names), legend=legend),
+            x=x,
+            y=y,
+            **looks,
             tooltip=["scheduler", alt.Tooltip("load:Q", format=",~r"), alt.Tooltip("jct:Q", format=",.2f")],
         )
-        .properties(
-            width=WIDTH,
-            height=340,
-            title=title("The same jobs, faster and faster", note),
-        )
-    )  # fmt: skip
-    return chart
+    )
+    named = [] if ends is None else [names_at(ends, x, y, "scheduler", colour=looks["color"])]
+    return layered(lines, *named, height=340, title=title("The same jobs, faster and faster", note))
 
 
 HEIGHT = 260

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import altair as alt
 
-from labkit.plots.theme import as_svg, colours, printable_spec
+from labkit.plots.theme import DARK, as_svg, colours, dark_style, printable_spec
 
 GROWN: Final = 1.4
 """A figure may be so many times as large as it was drawn, on a wide page."""
@@ -99,7 +99,7 @@ def html(
         _foot(provenance, command),
     ]
     return _PAGE.format(
-        title=escape(heading), style=_asset("report.css"), body="\n".join(body), vega=vega(),
+        title=escape(heading), style=_asset("report.css") + _dark(), body="\n".join(body), vega=vega(),
         script=_asset("report.js") + _asset("report_tables.js"),
     )  # fmt: skip
 
@@ -124,10 +124,18 @@ _PAGE = """<!DOCTYPE html>
 """  # noqa: E501 - the policy forbids the browser every request, and to make code of text
 
 
+def _dark() -> str:
+    """Return what the page's figures, and the dots of its names, look like on dark paper."""
+    dots = "\n".join(
+        f'.dot[style="background:{ink}"] {{ background: {dark} !important; }}' for ink, dark in DARK.items()
+    )
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{dark_style('figure svg')}\n{dots}\n}}"
+
+
 def _conclusion(shown: Sequence[str]) -> str:
     if not shown:
         return ""
-    first, *others = map(escape, shown)
+    first, *others = (re.sub(r"--[\w-]+( \d+)?", r"<code>\g<0></code>", escape(sentence)) for sentence in shown)
     rest = "".join(f"<p>{sentence}</p>" for sentence in others)
     return f'<section class="conclusion"><h2>What this shows</h2><p class="first">{first}</p>{rest}</section>'
 

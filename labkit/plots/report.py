@@ -422,7 +422,7 @@ def runs_table(records: Sequence[RunRecord], *, lead: str = "") -> page.PageTabl
 
 
 def _table_notes(records: Sequence[RunRecord], *, cut: bool, priced: bool) -> list[str]:
-    sentences = ["GPUs in use: average share of all GPUs allocated to jobs. This is a cost; higher is not better."]
+    sentences = ["GPUs held: average share of all GPUs allocated to jobs. This is a cost; higher is not better."]
     if cut:
         sentences.append(
             "Grey: not every job of the trace was done. Means over the jobs that were would flatter such a run, so "

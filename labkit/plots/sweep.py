@@ -115,8 +115,8 @@ def plot_sweep_differences(
     drawn = _layers(both, others, axis=f"{axis}, minus that of {base}", scale=look, shades=look_of)
     zero = alt.Chart(both).mark_rule(strokeDash=[4, 3], color=INK, opacity=0.6).encode(x=alt.datum(0.0))
     note = (
-        f"One dot per {pair}; left of 0 means lower than {base}. Bar: {level:.0%} confidence interval; if it excludes "
-        "0, the difference is significant."
+        f"One dot per {pair}; left of 0 means lower than {base}. Bar: {level:.0%} confidence interval (Student's t); "
+        "if it excludes 0, the difference is significant."
     )
     heading = f"Difference to {base} on the same {pair}s"
     drawn = cast(alt.LayerChart, alt.layer(zero, drawn).properties(width=WIDTH, height=alt.Step(44)))

@@ -257,17 +257,18 @@ _MENU: Final = f"""
 """Of the menu beside a figure: a style of one's own takes the place of the one that comes with it."""
 
 _IN_DARK: Final = 'body[data-jp-theme-light="false"]'
+_PAINTED: Final = ("fill", "stroke")
+
+
+def dark_style(figures: str) -> str:
+    """Return the rules that draw the inks of white paper as those of dark paper; `figures` selects the figures."""
+    rules = [f'{figures} [{part}="{ink}"] {{ {part}: {dark}; }}' for ink, dark in DARK.items() for part in _PAINTED]
+    return "\n".join([f"{figures} {{ background: transparent !important; }}", *rules])
 
 
 def style() -> str:
     """Return the style sheet of figures in a notebook."""
-    rules = [
-        f'{_IN_DARK} .vega-embed svg [{part}="{ink}"] {{ {part}: {dark}; }}'
-        for ink, dark in DARK.items()
-        for part in ("fill", "stroke")
-    ]
-    back = f"{_IN_DARK} .vega-embed svg.marks {{ background: transparent !important; }}"
-    return "\n".join([_MENU.strip(), back, *rules])
+    return f"{_MENU.strip()}\n{dark_style(f'{_IN_DARK} .vega-embed svg')}"
 
 
 def embed_options() -> dict[str, Any]:

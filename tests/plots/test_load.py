@@ -18,7 +18,7 @@ TABLE = pd.DataFrame(
 
 def test_runs_of_one_load_are_averaged_and_it_says_so():
     spec = plot_jct_by_load(TABLE).to_dict()
-    (rows,) = spec["datasets"].values()
+    rows = max(spec["datasets"].values(), key=len)  # others are names at line ends
     assert {(row["scheduler"], row["load"]): row["jct"] for row in rows} == {
         ("srtf", 10): 2.5, ("srtf", 4): 1.0, ("fifo", 10): 10.0,
     }  # fmt: skip
@@ -26,9 +26,18 @@ def test_runs_of_one_load_are_averaged_and_it_says_so():
 
 
 def test_schedulers_keep_their_colours_and_time_its_unit():
-    encoding = plot_jct_by_load(TABLE).to_dict()["encoding"]
+    encoding = plot_jct_by_load(TABLE).to_dict()["layer"][0]["encoding"]
     assert encoding["color"]["scale"]["range"] == [colour("srtf"), colour("fifo")]
     assert encoding["y"]["title"] == "Mean JCT (h)"
+
+
+def test_names_stand_at_line_ends_that_are_apart_and_else_in_a_legend():
+    apart = plot_jct_by_load(TABLE).to_dict()["layer"]
+    assert apart[0]["encoding"]["color"]["legend"] is None
+    assert apart[1]["encoding"]["text"]["field"] == "scheduler"
+    near = plot_jct_by_load(TABLE.assign(mean_jct_s=[7200.0, 7200.0, 3600.0, 7300.0])).to_dict()["layer"]
+    assert len(near) == 1
+    assert near[0]["encoding"]["color"]["legend"]["title"] == "Scheduler"
 
 
 def test_loads_are_written_as_numbers():

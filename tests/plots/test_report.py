@@ -19,7 +19,9 @@ from labkit.core.errors import InputError
 from labkit.core.text import human_s, time_unit
 from labkit.experiment import simulate
 from labkit.plots import page, report
+from labkit.plots.palette import PURPLE
 from labkit.plots.report import write_report
+from labkit.plots.theme import DARK
 from labkit.results import RunRecord
 from tests.browser.axe import violations
 
@@ -270,6 +272,12 @@ def test_in_a_browser_tables_sort_the_jobs_are_found_and_saved(browser, written)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not tab.locator(".tools").first.is_visible()
     tab.close()
+
+
+def test_in_the_dark_a_scheduler_has_the_ink_of_dark_paper_in_figures_and_beside_its_name(written):
+    page = written.read_text("utf-8")
+    assert page.count(f'.dot[style="background:{PURPLE}"] {{ background: {DARK[PURPLE]}') == 1
+    assert f'figure svg [stroke="{PURPLE}"] {{ stroke: {DARK[PURPLE]}; }}' in page
 
 
 @pytest.mark.browser
