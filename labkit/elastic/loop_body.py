@@ -7,11 +7,10 @@ would do so in each worker, once for each shard, and what it made would be lost 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from itertools import chain, islice
-from types import SimpleNamespace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -117,16 +116,15 @@ class BodyCheck:
         pairs = (pair for name, value in variables.items() for pair in self._tokens(name, value))
         return dict(islice(pairs, MOST_TOKENS))
 
-    def _options(self) -> list[SimpleNamespace]:
-        """Return the options of the job's optimizers, and the steps of its schedulers: all that `_options` looks at."""
-        groups = ([{**group, "params": None} for group in each.param_groups] for each in self._optimizers)
-        steps = (SimpleNamespace(last_epoch=each.last_epoch) for each in self._schedulers)
-        return [*(SimpleNamespace(param_groups=each) for each in groups), *steps]
+    def _options(self) -> tuple[list[list[dict[str, Any]]], list[int]]:
+        """Return the options of the job's optimizers, and the steps of its schedulers."""
+        groups = [[{**group, "params": None} for group in each.param_groups] for each in self._optimizers]
+        return groups, [each.last_epoch for each in self._schedulers]
 
-    def _check_options(self, before: list[SimpleNamespace]) -> None:
+    def _check_options(self, before: tuple[list[list[dict[str, Any]]], list[int]]) -> None:
         now = self._options()
         if now != before:
-            was, new = (dict(chain(*(_options("optimizer", each) for each in state))) for state in (before, now))
+            was, new = _by_name(*before), _by_name(*now)
             for name in was:
                 if new.get(name) != was[name]:
                     self._refuse_or_keep(name, was[name], new.get(name, ("option", "none")))
@@ -206,7 +204,7 @@ class BodyCheck:
         elif (state := generator_state(value)) is not None:
             yield name, ("generator", state)
         elif isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
-            yield from _options(name, value)
+            yield from _options_of(name, value)
         elif depth or isinstance(value, torch.nn.Module):
             for key, each in _entries(value):
                 yield from self._tokens(f"{name}{key}", each, depth - 1)
@@ -241,16 +239,36 @@ def _plain(value: Any) -> tuple[str, Any]:
     return "number", len(value) if hasattr(value, "__len__") else repr(value)
 
 
-def _options(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the options of an optimizer's groups, or the step of a scheduler."""
-    if hasattr(value, "last_epoch"):
-        yield f"{name}.last_epoch", ("option", value.last_epoch)
-        return
-    yield f"{name}.param_groups", ("option", f"{len(value.param_groups)} groups")
-    for number, group in enumerate(value.param_groups):
+def _options(name: str, groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the options of an optimizer's groups."""
+    yield f"{name}.param_groups", ("option", f"{len(groups)} groups")
+    for number, group in enumerate(groups):
         for key, option in group.items():
             if key != "params":
                 yield f"{name}.param_groups[{number}][{key!r}]", ("option", repr(option))
+
+
+def _options_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the options of an optimizer, or the step of a scheduler."""
+    if hasattr(value, "last_epoch"):
+        yield _step(name, value.last_epoch)
+    else:
+        yield from _options(name, value.param_groups)
+
+
+def _step(name: str, step: int) -> tuple[str, Any]:
+    """Return the step of a scheduler as an option."""
+    return f"{name}.last_epoch", ("option", step)
+
+
+def _by_name(optimizers: Sequence[Sequence[Mapping[str, Any]]], schedulers: Sequence[int]) -> dict[str, Any]:
+    """Return the options of the job's optimizers, and the steps of its schedulers, by name."""
+    optimizer, scheduler = (
+        [f"{name}s[{i}]" for i in range(len(those))] if len(those) > 1 else [name]
+        for name, those in (("optimizer", optimizers), ("scheduler", schedulers))
+    )
+    named = {key: option for pair in zip(optimizer, optimizers, strict=True) for key, option in _options(*pair)}
+    return named | dict(map(_step, scheduler, schedulers))
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:

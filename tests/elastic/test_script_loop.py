@@ -18,6 +18,7 @@ from benchmarks.ports.faults import disturbed
 from labkit.core.errors import InputError
 from labkit.elastic import JobError
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
 from labkit.testbed.run.own_scripts import training_from
@@ -298,6 +299,18 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
 
         with pytest.raises(ChangedError, match=why):
             train()
+
+
+def test_each_of_several_schedulers_is_looked_at() -> None:
+    """Here the body steps the first one, which does not change a rate yet."""
+    models = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 100) for each in optimizers]
+    body = BodyCheck(models, (optimizers, schedulers)).around()
+    next(body)
+    schedulers[0].last_epoch += 1
+    with pytest.raises(ChangedError, match=r"changes schedulers\[0\]\.last_epoch \(0, then 1\)"):
+        next(body)
 
 
 def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros(tmp_path: Path) -> None:

@@ -536,6 +536,17 @@ def test_steps_in_a_table_are_no_jobs_where_their_job_has_a_row(tmp_path):
     assert found.ledger.left_out == {"of steps (.batch, .extern, srun) of jobs that have rows of their own": 2}
 
 
+def test_days_of_a_spreadsheet_are_moments(tmp_path):
+    """Excel's 45231.5 is noon of 1 November 2023: (45231.5 - 25569) x 86,400 s after 1970."""
+    lines = ("id,submit,start,end,gpus", "1,45231.5,45231.5104167,45231.59375,2", "2,45231.75,45231.75,45232.25,1", "")
+    found = imported(tmp_path, "\n".join(lines))
+    assert hours(found) == pytest.approx(2 * 2.0 + 12.0)
+    assert list(found.jobs.arrival_s) == [0.0, 6 * 3600.0]
+    assert any("submit counts days from 1899-12-30" in note for note in found.jobs.notes)
+    plain = imported(tmp_path, "id,submit,duration,gpus\n1,40000,3600,1\n2,40000.3,3600,1\n")
+    assert plain.jobs.arrival_s[1] == pytest.approx(0.3)
+
+
 def test_commas_in_numbers_are_told(tmp_path):
     notes = imported(tmp_path, "id;submit;duration;gpus\n1;0;1800,5;2\n").jobs.notes
     assert any("duration has commas of decimals: '1800,5' is 1800.5" in note for note in notes)

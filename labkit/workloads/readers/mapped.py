@@ -47,6 +47,7 @@ from labkit.workloads.readers.mapping import (
 )
 from labkit.workloads.readers.records import EXPECTED, table_text
 from labkit.workloads.readers.times import (
+    counts_days,
     moments_s,
     read_moments_s,
     read_spans_s,
@@ -387,6 +388,9 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     cells.frame = cells.frame.assign(**{column: found for column, (found, _) in made.items()})
     for note in filter(None, (*cells.doubts, doubt, *(note for _, note in made.values()))):
         ledger.check(note)
+    for column in (source.column for name, source in sources.items() if FIELDS[name].kind == "moment"):
+        if counts_days(numbers_of(cells.frame[column])):
+            ledger.check(f"{column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00.")
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }

@@ -28,6 +28,10 @@ SENTINELS: Final = (-1.0, 2.0**32 - 2, 2.0**32 - 1, 2.0**63, 2.0**64)
 _EPOCH: Final = 1e8
 """Moments counted since 1970 are later than that (March 1973); where the others are, 0 says "not yet"."""
 
+_DAYS: Final = (36_526, 73_051)
+"""Dates from 2000 to 2100 as spreadsheets count days, from 30 December 1899."""
+_DAY_OF_1970: Final = 25_569
+
 _SPAN: Final = r"^(?:(\d{1,6})(?:-|\s+days?,?\s+\+?))?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)$"
 _PARTS: Final = r"(\d{1,9}(?:\.\d{1,9})?)\s*"
 _UNITS_OF_TIME: Final = (
@@ -46,7 +50,7 @@ def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
     table : TraceTable
         Where faults are noted.
     column : str
-        Its name; its cells hold ISO 8601 with or without an offset, or a number.
+        Its name; its cells hold ISO 8601 with or without an offset, or a number: also of days, as in spreadsheets.
     unit_s : float
         Seconds in the unit of numbers: 0.001 where they are milliseconds.
     """
@@ -61,6 +65,8 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if (plain := _plain_dates(raw)) is not None:
         return plain
     numbers = numbers_of(raw)
+    if unit_s == 1.0 and counts_days(numbers):
+        return np.round((numbers - _DAY_OF_1970) * 86_400.0)
     seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
     written = np.isnan(numbers)
     if written.any():
@@ -79,6 +85,20 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         seconds[seconds == 0] = np.nan
     seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
     return seconds
+
+
+def counts_days(numbers: Floats) -> bool:
+    """Return whether moments are a spreadsheet's days: of this century, with parts of a day that are whole seconds.
+
+    Seconds with one or two decimals would be that, too; the parts must be quarters of a day, or have more decimals.
+    """
+    days = numbers[~np.isnan(numbers)]
+    if not (len(days) and ((days >= _DAYS[0]) & (days < _DAYS[1])).all() and (days % 1 != 0).any()):
+        return False
+    whole_s, hundredths, quarters = (
+        np.abs(days * n - np.round(days * n)) < most for n, most in ((86_400, 0.05), (100, 1e-6), (4, 1e-6))
+    )
+    return bool(whole_s.all() and (quarters.all() or not hundredths.all()))
 
 
 def _plain_dates(raw: pd.Series) -> Floats | None:
