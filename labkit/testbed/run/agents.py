@@ -225,7 +225,8 @@ def usage(fleet: Fleet) -> pd.DataFrame:
         return HostOutcome(machine.name, True, f"{len(rows[machine.name])} tasks")
 
     each(fleet, look, start=False, renew=False)
-    return pd.DataFrame([row for tasks in rows.values() for row in tasks], columns=list(COLUMNS))
+    table = pd.DataFrame([row for tasks in rows.values() for row in tasks], columns=list(COLUMNS))
+    return table.astype({name: "int64" if name == "n_processes" else "float64" for name in COLUMNS[3:]})
 
 
 class RunFence:
