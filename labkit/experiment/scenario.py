@@ -145,7 +145,7 @@ class Scenario:
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = _option(
         None,
         "Machines reserved for a period, for some users or for nobody: a TOML file with a table reservation.NAME for "
-        "each reservation.",
+        "each.",
         Path, metavar="FILE", may_be_file=True,
     )  # fmt: skip
     consolidate: str | None = _option(
