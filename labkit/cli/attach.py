@@ -52,7 +52,7 @@ Interference = Annotated[
 Lease = Annotated[
     float | None,
     typer.Option(
-        help="Seconds that hosts keep the run alive without a heartbeat. Default: 600, or as before on `attach`.",
+        help="Seconds that hosts keep the run alive without a heartbeat. Default: 600; on `attach`, as before.",
         min=5.0,
     ),
 ]
@@ -61,9 +61,9 @@ Failures = Annotated[
 ]
 Spread = Annotated[
     float | None,
-    typer.Option(help="Least seconds between the first and the last of these failures. Default: 60.", min=0),
+    typer.Option(help="Minimum seconds between the first and the last of these failures. Default: 60.", min=0),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 Trust = Annotated[

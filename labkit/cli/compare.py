@@ -45,7 +45,7 @@ def compare(
         str,
         typer.Option(
             help="Names, with options in brackets: fifo,drf(placer=pack). Your own: file.py:Class. Rename: a=fifo. "
-            "Names of placers alone: how full each makes the cluster.",
+            "If all are names of placers, compare how full each makes the cluster.",
             autocompletion=cli_help.schedulers,
         ),
     ] = DEMO_SCHEDULERS,
@@ -71,7 +71,7 @@ def compare(
     report: Report = None,
     runs: RunsFolder = None,
     by: Annotated[
-        str | None, typer.Option(help="Show the means of each partition, user or model, too.", metavar="GROUP")
+        str | None, typer.Option(help="Also show the means of each partition, user or model.", metavar="GROUP")
     ] = None,
 ) -> None:
     """Simulate several schedulers on one trace and compare them."""

@@ -184,7 +184,7 @@ def weights_show(
         str,
         typer.Argument(help="A .safetensors file, or the name of weights that ship with labkit.", metavar="FILE|NAME"),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List what a trained policy's file contains, including training data that others could read from it."""
     from dataclasses import asdict

@@ -49,7 +49,9 @@ TimeLimit = Annotated[
     str | None, typer.Option(help="Stop a run after this time: 90s, 45min, 1h, 2h30m.", metavar="TIME")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show the plan without contacting the hosts.")]
-Resume = Annotated[str | None, typer.Option(help="Resume a queue: run what has not ended. Omit TRACE.", metavar="NAME")]
+Resume = Annotated[
+    str | None, typer.Option(help="Resume a queue: complete the runs that have not ended. Omit TRACE.", metavar="NAME")
+]
 Again = Annotated[bool, typer.Option("--again", help="With --resume: repeat failed runs, too, in new folders.")]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Run the queue in the background. `labkit watch NAME` shows it.")
@@ -65,7 +67,7 @@ Script = Annotated[
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        help="A folder that such a script reads: MODEL=FOLDER. It is copied to the hosts.", metavar="MODEL=FOLDER"
+        help="Data folder that a --script reads: MODEL=FOLDER. It is copied to the hosts.", metavar="MODEL=FOLDER"
     ),
 ]
 Against = Annotated[
@@ -127,8 +129,8 @@ def deploy(
 ) -> None:
     """Train the jobs of a trace on a testbed under one or several schedulers. Exit code 1 if a job was given up.
 
-    With --schedulers, --repeat, --dry-run or --detach it is a queue: runs one after the other, in one folder, compared
-    at the end. A run that fails is kept and reported, and the others still run; --resume runs what is missing.
+    With --schedulers, --repeat, --dry-run or --detach, the runs form a queue: one after the other, in one folder,
+    compared at the end. A run that fails is kept and reported, and the others still run; --resume runs what is missing.
     """
     ask = QueueAsk(
         schedulers=schedulers, repeat=repeat, dry_run=dry_run, resume=resume, again=again, detach=detach,

@@ -25,7 +25,7 @@ class Figure(StrEnum):
 
 def figure(
     names: Annotated[list[str], typer.Argument(help="Folders of runs, or their ids under --runs.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option(help="The file: .pdf, .svg or .png.")],
+    out: Annotated[Path, typer.Option(help="Output file: .pdf, .svg or .png.")],
     kind: Annotated[
         Figure, typer.Option(help="Kind of figure. seeds: paired differences of runs with several seeds.")
     ] = Figure.JCT,
@@ -36,7 +36,8 @@ def figure(
     width: Annotated[float | None, typer.Option("--width-mm", help="Width in mm, in place of --columns.")] = None,
     height: Annotated[float | None, typer.Option(help="Height of each panel's plotting area, in inches.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Measure whether it is fit for print: colours, type, height, collisions.")
+        bool,
+        typer.Option("--check", help="Check whether the figure is fit for print: colours, type, height, collisions."),
     ] = False,
     runs: Runs = Path("runs"),
 ) -> None:

@@ -40,7 +40,7 @@ def replay(
     report: Report = None,
     runs: RunsFolder = None,
 ) -> None:
-    """Run the recorded schedule of a trace, and show how far simulated schedulers are from it."""
+    """Replay the recorded schedule of a trace, and compare simulated schedulers with it."""
     refuse_no_trace(scenario)
     scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)

@@ -19,7 +19,7 @@ from labkit.experiment.scenario import Scenario
 def simulate(
     scheduler: Annotated[
         str,
-        typer.Option(help="A name, with options in brackets: drf(placer=pack).", autocompletion=cli_help.schedulers),
+        typer.Option(help="Scheduler, with options in brackets: drf(placer=pack).", autocompletion=cli_help.schedulers),
     ] = "optimus",
     *,
     scenario: Scenario,

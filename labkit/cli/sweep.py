@@ -30,7 +30,7 @@ def sweep(
     trace: Annotated[
         list[str], typer.Option(help=f"A file, or a generator such as 'poisson(80, per_hour=12)'; {MANY}")
     ],
-    schedulers: Annotated[list[str], typer.Option(help=f"A name, with options in brackets; rename: a=fifo; {MANY}")],
+    schedulers: Annotated[list[str], typer.Option(help=f"Scheduler, with options in brackets; rename: a=fifo; {MANY}")],
     folder: Annotated[Path, typer.Option(help="Folder for the results. The same command resumes the sweep.")],
     cluster: Annotated[
         list[str] | None,

@@ -195,7 +195,7 @@ def train(
             help="Train a few steps only, compare them with a plain loop of torch, and one worker with three.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train a model on parameter servers and workers that can be added and removed during training."""
     if auto:

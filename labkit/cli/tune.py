@@ -44,7 +44,7 @@ def tune(
         typer.Option(help="Folder for the trials. Default: tunes/SCHEDULER. The same command resumes the search."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Search a scheduler's options on some seeds (Optuna), and check the best on held-out seeds. Resumable."""
     from labkit.experiment.ranges import Range

@@ -78,7 +78,10 @@ def _option(default: Any, help: str, kind: type = str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, kind, **more)})
 
 
-SPEEDS: Final = "auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or own: file.py:Class."
+SPEEDS: Final = (
+    "Speed model: auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or your own: "
+    "file.py:Class."
+)
 USED: Final = "With --period: "
 
 
@@ -119,11 +122,13 @@ class Scenario:
     trace: Jobs | str
     cluster: Cluster | str | None = None
     profile: TestbedProfile | str | Path | None = _option(
-        None, "Profile of a testbed (`labkit profile`): gives hosts, speeds and overheads.", Path, metavar="FILE",
+        None, "Profile of a testbed (`labkit profile`): its hosts, speeds and overheads.", Path, metavar="FILE",
         may_be_file=True,
     )  # fmt: skip
     throughputs: str | Path | None = _option(
-        None, "Speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PS, workers).", Path,
+        None, "Measured speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; or a table by (PSs, "
+        "workers).",
+        Path,
         may_be_file=True,
     )  # fmt: skip
     speed: SpeedModel | str = _option("auto", SPEEDS)
@@ -134,29 +139,29 @@ class Scenario:
         may_be_file=True,
     )
     quotas: Quotas | Mapping[str, float] | str | Path | None = _option(
-        None, "Quota of GPUs for each user: vision=8,*=4 (*: every other user), or a TOML FILE.",
+        None, "GPU quota of each user: vision=8,*=4 (*: every other user), or a TOML FILE.",
         may_be_file=True,
     )  # fmt: skip
     reservations: Reservations | Sequence[Reservation] | Mapping[str, Any] | str | Path | None = _option(
         None,
-        "Machines reserved for some users, or for none, from a start to an end: a TOML file with a table "
-        "reservation.NAME for each.",
+        "Machines reserved for a period, for some users or for nobody: a TOML file with a table reservation.NAME for "
+        "each.",
         Path, metavar="FILE", may_be_file=True,
     )  # fmt: skip
     consolidate: str | None = _option(
         None,
-        "How gangs are placed: wait for as few machines as possible, prefer that, or split. Default: as the trace's "
-        "own cluster did, where that is known, else split.",
+        "Machines per gang: wait (for as few as possible), prefer (as few as possible) or split (over any number). "
+        "Default: the rule of the trace's own cluster if known, else split.",
     )
     consolidate_for_s: float | None = _option(
-        None, "With wait: split a gang that has waited for SECONDS since it arrived.", float, least=0
+        None, "With --consolidate wait: split a gang that has waited for SECONDS since it arrived.", float, least=0
     )
     time_limits: str = _option(
         "recorded", "Jobs that stop at their time limits: recorded (those that reached them in the trace), all, "
         "or none.", simulated=True,
     )  # fmt: skip
     partitions: bool = _option(
-        False, "Divide the cluster into the partitions (virtual clusters) that jobs name and it lacks.", bool
+        False, "Divide the cluster into the partitions (virtual clusters) that jobs name but the cluster lacks.", bool
     )
     arrival_rate: float = _option(
         1.0, "Factor on the trace's arrival rate: 2 means that jobs arrive twice as fast.", float,
@@ -165,7 +170,7 @@ class Scenario:
     slot_s: float | None = _option(None, "Schedule every SECONDS instead of at every event.", float)
     first: int | None = _option(None, "Use only the first N jobs.", int, least=1)
     windows: int | None = _option(
-        None, "Cut the trace into N windows of equal length; the seed is the number of the window.", int, least=1,
+        None, "Cut the trace into N windows of equal length; the seed selects the window.", int, least=1,
         simulated=True, random="each seed is another window of the trace",
     )  # fmt: skip
     window_jobs: int | None = _option(
@@ -173,10 +178,10 @@ class Scenario:
     )
     drop_too_large: bool = _option(False, "Drop jobs that do not fit the empty cluster. A note shows how many.", bool)
     any_type: bool = _option(False, "Let jobs run on every device type, whatever they request.", bool)
-    whole_gpus: bool = _option(False, "Give tasks that request a part of a GPU a whole one.", bool)
+    whole_gpus: bool = _option(False, "Allocate a whole GPU to each task that requests a fraction of one.", bool)
     format: str | None = _option(
-        None, "Format of the trace, where the file does not show it; 'sacct(npu=1,shard=1/4)' counts each such "
-        "device as this many GPUs.",
+        None, "Format of the trace, if the file does not show it; 'sacct(npu=1,shard=1/4)' counts an npu as 1 GPU "
+        "and a shard as 1/4.",
     )  # fmt: skip
     start_s: float = _option(0.0, "Overhead of a job's first start, in seconds.", float, simulated=True)
     restart_s: float = _option(0.0, "Overhead of a restart from a checkpoint, in seconds.", float, simulated=True)
@@ -189,7 +194,9 @@ class Scenario:
         may_be_file=True, random="tasks are slow or hot",
     )  # fmt: skip
     sharding: str = _option(
-        "dynamic", "dynamic, or static: each worker's share of the samples is fixed in advance.", simulated=True
+        "dynamic",
+        "Data sharding: dynamic, or static (each worker's share of the samples is fixed in advance).",
+        simulated=True,
     )
     mtbf_s: float | None = _option(
         None,
@@ -204,13 +211,13 @@ class Scenario:
         float, simulated=True,
     )  # fmt: skip
     preemption_loses_work: bool = _option(
-        False, "Preempted jobs return to their newest checkpoint, too; without --checkpoint they restart from zero, as "
-        "Slurm requeues them.", bool, simulated=True,
+        False, "Preempted jobs return to their newest checkpoint, too; without --checkpoint they restart from zero, "
+        "like jobs that Slurm requeues.", bool, simulated=True,
     )  # fmt: skip
     period_s: float | None = _option(None, "Redraw the speed of each job every SECONDS.", float, simulated=True)
     speed_error: float | None = _option(
         None,
-        f"{USED}its relative error; 0.1 is up to 10% in either direction.",
+        f"{USED}relative error of the speed; 0.1 is up to 10% in either direction.",
         float,
         simulated=True,
         random="speeds vary",
@@ -218,7 +225,9 @@ class Scenario:
     straggler_probability: float | None = _option(
         None, f"{USED}the chance that a straggler slows a job.", float, simulated=True, random="jobs are slowed"
     )
-    straggler_factor: float | None = _option(None, f"{USED}the speed that such a job keeps.", float, simulated=True)
+    straggler_factor: float | None = _option(
+        None, f"{USED}the fraction of its speed that such a job keeps.", float, simulated=True
+    )
     epoch_error: float = _option(
         0.0, "Relative error of the declared epochs: 0.2 is up to 20% more or fewer.", float, simulated=True,
         random="jobs are longer or shorter than declared",
