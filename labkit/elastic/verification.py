@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -121,15 +122,15 @@ def disturb(job: Job) -> str:
         worker, server = (next((name for name in members if name.startswith(role)), "") for role in ("worker", "ps"))
         if not (worker and server):
             break
-        os.kill(members[server], signal.SIGSTOP)
-        try:
-            os.kill(members[worker], signal.SIGKILL)
-            job.scale(workers=1)
-        except (LabkitError, ProcessLookupError):
-            break
-        finally:
-            os.kill(members[server], signal.SIGCONT)
-        return "of which one was killed and one came"
+        with suppress(LabkitError, ProcessLookupError):  # the job may be at its end by now
+            os.kill(members[server], signal.SIGSTOP)
+            try:
+                os.kill(members[worker], signal.SIGKILL)
+                job.scale(workers=1)
+            finally:
+                os.kill(members[server], signal.SIGCONT)
+            return "of which one was killed and one came"
+        break
     return "which were done too soon to be disturbed"
 
 

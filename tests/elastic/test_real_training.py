@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -31,7 +32,7 @@ from labkit.elastic.server.block import Block, Pushed
 from labkit.elastic.server.optimizers import optimizer
 from labkit.elastic.server.torch_optimizers import Rates, TorchUpdates, recipes
 from labkit.elastic.server.update_rule import NormClipping, whole_norm
-from labkit.elastic.verification import VerifiedTraining, hash_seeds, verify
+from labkit.elastic.verification import VerifiedTraining, disturb, hash_seeds, verify
 from tests.elastic.rounding import LIKE_TORCH, assert_torch_s
 from tests.elastic.stage import part_of
 
@@ -511,3 +512,12 @@ def test_updates_are_described_by_kind_and_state() -> None:
     updates = recipes(lambda m: torch.optim.AdamW(m.parameters()), net())
     assert isinstance(updates, TorchUpdates)
     assert updates.described.options == {"kinds": ["AdamW"], "state": ["exp_avg", "exp_avg_sq"]}
+
+
+def test_a_job_that_ends_before_it_can_be_disturbed_is_verified_as_it_was() -> None:
+    """Its processes may be gone between the look at their numbers and the signal."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    members = [SimpleNamespace(name=name, pid=ended.pid) for name in ("ps-0", "worker-0")]
+    job: Any = SimpleNamespace(events=lambda: [{"event": "loss"}], status=lambda: SimpleNamespace(members=members))
+    assert disturb(job) == "which were done too soon to be disturbed"
