@@ -37,8 +37,8 @@ class Elasticflow:
     saves most GPU time per GPU, the rest of its share found anew. Jobs that would have nothing now come first.
 
     Jobs without a deadline (`slo_s`) are best effort: they have no share, and take what is left by the same worth. So
-    do jobs of unknown speed, and admitted ones that can be satisfied no longer: events tell that their goal is given up
-    (RELAXED). Each decision is made anew; the next one is due when a share changes.
+    do jobs of unknown speed, and admitted ones while they cannot be satisfied: an event tells once that the goal of
+    such a job is given up (RELAXED). Each decision is made anew; the next one is due when a share changes.
 
     Attributes
     ----------

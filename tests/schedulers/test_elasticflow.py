@@ -115,6 +115,23 @@ def test_elastic_jobs_grow_into_what_is_left():
     assert outcome(of(0, 1200, 1300, most=4)) == ([], [], [300])
 
 
+@pytest.mark.filterwarnings("ignore:elasticflow")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_true_speeds_admitted_jobs_end_in_time(seed):
+    rng = np.random.default_rng(seed)
+    most, seconds = 2 ** rng.integers(0, 3, 30), rng.lognormal(6.5, 1, 30).round()
+    jobs = of(
+        np.cumsum(rng.exponential(200, 30)).round(),
+        seconds,
+        (seconds / most * rng.uniform(1.1, 3, 30)).round(),
+        most=most,
+    )
+    declined, relaxed, ends_s = outcome(jobs, "elasticflow(oracle=True)")
+    assert 0 < len(declined) < 15
+    assert relaxed == []
+    assert np.flatnonzero(np.array(ends_s) > jobs.arrival_s + jobs.slo_s + 1e-6).tolist() == []
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_it_passes_the_suite_with_deadlines_too(published):
     scenes = [
