@@ -21,6 +21,8 @@ from labkit.schedulers.estimates import Estimates
 from labkit.schedulers.recall import Recall
 
 NEAR: Final = 1e-9
+A_MOMENT_S: Final = 1e-3
+"""Seconds that a slot has left at least, or the next one counts."""
 NEW, PROMISED, GIVEN_UP = 0, 1, 2
 """What a job with a deadline is: not judged yet; admitted; of a deadline that cannot be met."""
 
@@ -43,7 +45,7 @@ class Elasticflow:
     Attributes
     ----------
     slot_s : float
-        Shares begin and end at multiples of this from the moment of the decision.
+        Shares end at multiples of this since the run began.
     declines : bool
         False: a newcomer that cannot be satisfied stays, as one of best effort; on machines no job can be declined.
     n_pre_runs : int
@@ -54,8 +56,8 @@ class Elasticflow:
         Where gangs go, the largest first.
     published : bool
         As the published code has it: newcomers of one decision are admitted or declined together, and declined while an
-        admitted job is late; that one reserves the most that is free. What is left goes where GPU time grows most, to
-        levels that are no faster, too.
+        admitted job is late; that one reserves the most that is free. Slots begin with the decision. What is left goes
+        where GPU time grows most, to levels that are no faster, too.
 
     Notes
     -----
@@ -99,7 +101,7 @@ class Elasticflow:
         stay = np.ones(len(jobs), np.bool_)
         stay[refused] = not self.declines
         order = self._in_order(np.flatnonzero(stay), wanted.due_s, state[jobs.number])
-        level, met, next_s = shares(_some(wanted, order), capacity(snapshot), self.slot_s, True, self.published)
+        level, met, next_s = self._shares(snapshot, wanted, order, more=True)
         state[jobs.number[order[(state[jobs.number[order]] == PROMISED) & ~met]]] = GIVEN_UP
         self._state.keep(state)
         n_workers = np.zeros(len(jobs), np.int32)
@@ -150,7 +152,7 @@ class Elasticflow:
         def met(positions: Ints) -> Bools:
             order = positions[np.argsort(due[positions], kind="stable")]
             found = np.zeros(len(number), np.bool_)
-            found[order] = shares(_some(wanted, order), capacity(snapshot), self.slot_s, False, self.published)[1]
+            found[order] = self._shares(snapshot, wanted, order, more=False)[1]
             return found
 
         before = met(promised) | self.published
@@ -161,6 +163,12 @@ class Elasticflow:
                 promised, before = both, trial
                 state[number[some]] = PROMISED
         return new[state[number[new]] == GIVEN_UP]
+
+    def _shares(self, snapshot: Snapshot, wanted: Choices, order: Ints, *, more: bool) -> tuple[Ints, Bools, float]:
+        """Return what `shares` does of some jobs, in an order."""
+        some = Choices(*(column[order] for column in wanted))
+        back_s = 0.0 if self.published else (snapshot.now_s + A_MOMENT_S) % self.slot_s - A_MOMENT_S
+        return shares(some, capacity(snapshot), (self.slot_s, back_s), more, self.published)
 
     def _in_order(self, positions: Ints, due_s: Floats, state: Ints) -> Ints:
         """Return jobs in the order in which they get shares: by deadline; those that were given up come behind."""
@@ -189,6 +197,7 @@ class Periods(NamedTuple):
     """P periods from now on, the last one without end: when they begin, what shares leave free, and levels (J, P).
 
     The level of a job without a share stands in the first period; `spare` is what is free now beside all levels, (R,).
+    Shares end at multiples of `slot_s[0]` after the moment that lies `slot_s[1]` back.
     """
 
     n: Ints
@@ -196,10 +205,7 @@ class Periods(NamedTuple):
     free: Floats
     level: Ints
     spare: Floats
-
-
-def _some(wanted: Choices, order: Ints) -> Choices:
-    return Choices(*(column[order] for column in wanted))
+    slot_s: Floats
 
 
 @inner
@@ -238,7 +244,7 @@ def _alike(at: Periods, p: int) -> bool:
 
 
 @inner
-def _ends(jobs: Choices, at: Periods, j: int, slot_s: float, due_s: float, level: Ints) -> float:
+def _ends(jobs: Choices, at: Periods, j: int, due_s: float, level: Ints) -> float:
     """Return when a job with some levels (P,) ends, on the slot; what it needs no longer is taken out of them."""
     left = jobs.left[j]
     for p in range(at.n[0]):
@@ -247,7 +253,9 @@ def _ends(jobs: Choices, at: Periods, j: int, slot_s: float, due_s: float, level
             steps = speed * _span(at, p, due_s)
             if steps >= left - 2 * NEAR * jobs.left[j]:
                 level[p + 1 :] = 0
-                return max(ceil((at.begin_s[p] + left / speed) / slot_s - NEAR), 1.0) * slot_s
+                slot_s, back_s = at.slot_s[0], at.slot_s[1]
+                slots = ceil((at.begin_s[p] + left / speed + back_s) / slot_s - NEAR)
+                return max(slots, 1.0) * slot_s - back_s
             left -= steps
     return -1.0
 
@@ -271,7 +279,7 @@ def _least(jobs: Choices, at: Periods, j: int, begin: int, last: int, left: floa
 
 
 @inner
-def satisfy(jobs: Choices, at: Periods, j: int, first: int, slot_s: float, level: Ints) -> float:
+def satisfy(jobs: Choices, at: Periods, j: int, first: int, level: Ints) -> float:
     """Write the least levels (P,) with which a job ends in time, with `first` as the first one unless that is 0.
 
     Return when it ends, on the slot; -1: it cannot. What it had must have been given back.
@@ -288,7 +296,7 @@ def satisfy(jobs: Choices, at: Periods, j: int, first: int, slot_s: float, level
         begin += 1
     if not _least(jobs, at, j, begin, last, left, level):
         return -1.0
-    return _ends(jobs, at, j, slot_s, due_s, level)
+    return _ends(jobs, at, j, due_s, level)
 
 
 @inner
@@ -323,7 +331,7 @@ def _gpu_s(jobs: Choices, at: Periods, j: int, level: Ints, end_s: float) -> flo
 
 
 @inner
-def saving(jobs: Choices, at: Periods, j: int, met: bool, slot_s: float, level: Ints) -> tuple[float, float]:
+def saving(jobs: Choices, at: Periods, j: int, met: bool, level: Ints) -> tuple[float, float]:
     """Return the GPU-seconds per GPU that a job's next level now saves, and when it would end; -inf: it has no room.
 
     Its levels would be those in `level`, (P,). Without a share it has the level until it ends.
@@ -335,7 +343,7 @@ def saving(jobs: Choices, at: Periods, j: int, met: bool, slot_s: float, level: 
             return -inf, 0.0
     if met:
         _take(jobs, at, j, -1)
-        end_s = satisfy(jobs, at, j, k, slot_s, level)
+        end_s = satisfy(jobs, at, j, k, level)
         _take(jobs, at, j, 1)
         if end_s < 0:
             return -inf, 0.0
@@ -349,21 +357,21 @@ def saving(jobs: Choices, at: Periods, j: int, met: bool, slot_s: float, level: 
 
 
 @inner
-def _rush(jobs: Choices, at: Periods, j: int, slot_s: float, level: Ints) -> float:
+def _rush(jobs: Choices, at: Periods, j: int, level: Ints) -> float:
     """Find the most that is free for a job, (P,), until it ends; return when."""
     for p in range(at.n[0]):
         level[p] = _fits(at.free[p], jobs.cost[j], jobs.n[j])
-    return _ends(jobs, at, j, slot_s, inf, level)
+    return _ends(jobs, at, j, inf, level)
 
 
 @inner
-def _best(jobs: Choices, at: Periods, met: Bools, slot_s: float, published: bool, level: Ints) -> int:
+def _best(jobs: Choices, at: Periods, met: Bools, published: bool, level: Ints) -> int:
     """Return the job whose next level now saves most, of equal ones the first; -1: none has room."""
     best, most = -1, -inf
     for j in range(len(met)):
         k = at.level[j, 0]
         if k < jobs.n[j] and (published or jobs.speed[j, k + 1] > jobs.speed[j, k]):
-            worth = saving(jobs, at, j, met[j], slot_s, level)[0]
+            worth = saving(jobs, at, j, met[j], level)[0]
             if published and abs(worth) < inf:
                 worth = -worth
             if worth > most:
@@ -372,13 +380,13 @@ def _best(jobs: Choices, at: Periods, met: Bools, slot_s: float, published: bool
 
 
 @inner
-def _grow(jobs: Choices, at: Periods, met: Bools, slot_s: float, published: bool, level: Ints) -> None:
+def _grow(jobs: Choices, at: Periods, met: Bools, published: bool, level: Ints) -> None:
     """Raise what jobs have now, one level after the other, as long as there is room."""
     while True:
-        j = _best(jobs, at, met, slot_s, published, level)
+        j = _best(jobs, at, met, published, level)
         if j < 0:
             return
-        now, end_s = at.level[j, 0], saving(jobs, at, j, met[j], slot_s, level)[1]
+        now, end_s = at.level[j, 0], saving(jobs, at, j, met[j], level)[1]
         for r in range(len(at.spare)):
             at.spare[r] -= jobs.cost[j, now + 1, r] - jobs.cost[j, now, r]
         if met[j]:
@@ -399,25 +407,27 @@ def _changes_s(at: Periods, held: Bools) -> float:
 
 
 @kernel
-def _shared(jobs: Choices, at: Periods, met: Bools, slot_s: float, more: bool, published: bool) -> float:
+def _shared(jobs: Choices, at: Periods, met: Bools, more: bool, published: bool) -> float:
     """Write shares, and which jobs are satisfied; return the seconds until a share changes."""
     level, held = np.zeros(len(at.begin_s), np.int64), np.zeros(len(met), np.bool_)
     for j in range(len(met)):
-        end_s = satisfy(jobs, at, j, 0, slot_s, level)
+        end_s = satisfy(jobs, at, j, 0, level)
         met[j] = end_s > 0
         if published and not met[j] and jobs.due_s[j] < inf:
-            end_s = _rush(jobs, at, j, slot_s, level)
+            end_s = _rush(jobs, at, j, level)
         held[j] = end_s > 0
         if held[j]:
             _keep(jobs, at, j, end_s, level)
     for r in range(len(at.spare)):
         at.spare[r] = at.free[0, r]
     if more:
-        _grow(jobs, at, met, slot_s, published, level)
+        _grow(jobs, at, met, published, level)
     return _changes_s(at, held)
 
 
-def shares(jobs: Choices, total: Floats, slot_s: float, more: bool, published: bool) -> tuple[Ints, Bools, float]:
+def shares(
+    jobs: Choices, total: Floats, slot_s: tuple[float, float], more: bool, published: bool
+) -> tuple[Ints, Bools, float]:
     """Return the level of each job now, (J,), which ones are satisfied, and the seconds until a share changes.
 
     Jobs in order of deadline get their minimum satisfactory shares of a total, (R,), and `more`: what is left now.
@@ -425,6 +435,8 @@ def shares(jobs: Choices, total: Floats, slot_s: float, more: bool, published: b
     n = len(jobs.left)
     most = 2 + n + int(jobs.n.sum())
     free, met = np.tile(total, (most, 1)), np.zeros(n, np.bool_)
-    at = Periods(np.ones(1, np.int64), np.zeros(most), free, np.zeros((n, most), np.int64), total.copy())
-    next_s = _shared(jobs, at, met, slot_s, more, published)
+    at = Periods(
+        np.ones(1, np.int64), np.zeros(most), free, np.zeros((n, most), np.int64), total.copy(), np.array(slot_s)
+    )
+    next_s = _shared(jobs, at, met, more, published)
     return at.level[:, 0], met, next_s

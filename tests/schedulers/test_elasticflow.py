@@ -29,7 +29,7 @@ def choices(jobs):
 
 def shared(jobs, n_gpus, *, more=False, published=False):
     """Return the GPUs of each job now, which ones are satisfied, and when a share changes."""
-    level, met, next_s = shares(choices(jobs), np.array([float(n_gpus)]), 60.0, more, published)
+    level, met, next_s = shares(choices(jobs), np.array([float(n_gpus)]), (60.0, 0.0), more, published)
     return [int(2 ** (k - 1)) if k else 0 for k in level], met.tolist(), next_s
 
 
