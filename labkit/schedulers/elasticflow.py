@@ -162,11 +162,12 @@ class Elasticflow:
             if trial[some].all() and (trial[promised] >= before[promised]).all():
                 promised, before = both, trial
                 state[number[some]] = PROMISED
-        return new[state[number[new]] == GIVEN_UP]
+        refused: Ints = new[state[number[new]] == GIVEN_UP]
+        return refused
 
     def _shares(self, snapshot: Snapshot, wanted: Choices, order: Ints, *, more: bool) -> tuple[Ints, Bools, float]:
         """Return what `shares` does of some jobs, in an order."""
-        some = Choices(*(column[order] for column in wanted))
+        some = Choices._make(column[order] for column in wanted)
         back_s = 0.0 if self.published else (snapshot.now_s + A_MOMENT_S) % self.slot_s - A_MOMENT_S
         return shares(some, capacity(snapshot), (self.slot_s, back_s), more, self.published)
 
@@ -223,7 +224,8 @@ def _fits(free: Floats, cost: Floats, most: int) -> int:
 @inner
 def _span(at: Periods, p: int, until_s: float) -> float:
     """Return the seconds of a period, until a moment at the latest."""
-    return min(at.begin_s[p + 1] if p + 1 < at.n[0] else inf, until_s) - at.begin_s[p]
+    span_s: float = min(at.begin_s[p + 1] if p + 1 < at.n[0] else inf, until_s) - at.begin_s[p]
+    return span_s
 
 
 @inner
@@ -255,7 +257,8 @@ def _ends(jobs: Choices, at: Periods, j: int, due_s: float, level: Ints) -> floa
                 level[p + 1 :] = 0
                 slot_s, back_s = at.slot_s[0], at.slot_s[1]
                 slots = ceil((at.begin_s[p] + left / speed + back_s) / slot_s - NEAR)
-                return max(slots, 1.0) * slot_s - back_s
+                end_s: float = max(slots, 1.0) * slot_s - back_s
+                return end_s
             left -= steps
     return -1.0
 
