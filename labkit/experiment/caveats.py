@@ -116,7 +116,8 @@ def caveats(
             "figures show what such knowledge is worth."
         )
     if traits.lives_on_slos and np.isnan(jobs.slo_s).all():
-        found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so it only minimises cost.")
+        so = "all of them are best effort" if traits.pays is None else "it only minimises cost"
+        found.append(f"{name}: no job of {jobs.name} has an SLO (slo_s), so {so}.")
     if traits.ideal and fails:
         found.append(
             f"{name}: where GPUs are divided at will the cluster is one machine; it fails as often as each of the real "

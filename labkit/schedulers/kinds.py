@@ -31,6 +31,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "pollux": ("largest harmonic mean of speed-ups in goodput, restarts counted", "Qiao et al., OSDI 2021"),
         "pollux_optimus": ("the Optimus of Pollux' simulator, with true speeds: an oracle", "Qiao et al., OSDI 2021"),
         "afs": ("one worker after another, by a rule for each two jobs", "Hwang et al., NSDI 2021"),
+        "elasticflow": ("admits jobs whose deadlines it can meet, with the least for each", "Gu et al., ASPLOS 2023"),
         "hesrpt": ("optimal shares of jobs of known size with sublinear speed-up", "Berg et al., PEVA 2020"),
         "constant": ("the same gang for every job: a baseline", ""),
         "lookahead": ("largest gain of a few tasks with all speeds known: an oracle", ""),

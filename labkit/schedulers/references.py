@@ -92,6 +92,11 @@ REFERENCES: Final[dict[str, Reference]] = {
         "DL2: A Deep Learning-Driven Scheduler for Deep Learning Clusters",
         "IEEE Transactions on Parallel and Distributed Systems", 2021, "article",
     ),
+    "Gu et al., ASPLOS 2023": Reference(
+        "Gu, Diandian and Zhao, Yihao and Zhong, Yinmin and Xiong, Yifan and Han, Zhenhua and Cheng, Peng and Yang, Fan"
+        " and Huang, Gang and Jin, Xin and Liu, Xuanzhe",
+        "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", "ASPLOS", 2023,
+    ),
     "Berg et al., PEVA 2020": Reference(
         "Berg, Benjamin and Vesilo, Rein and Harchol-Balter, Mor",
         "heSRPT: Optimal Scheduling of Parallel Jobs with Known Sizes", "Performance Evaluation", 2020, "article",

@@ -43,6 +43,7 @@ def crowded() -> tuple[Jobs, object]:
 
 
 @pytest.mark.filterwarnings("ignore:dl2. its training has met no", "ignore:marl. its weights were trained on servers")
+@pytest.mark.filterwarnings("ignore:elasticflow. no job of")
 @pytest.mark.parametrize("name", CLASSIC)
 def test_no_scheduler_runs_a_rigid_job_with_a_part_of_its_gang(name: str) -> None:
     jobs, cluster = crowded()
