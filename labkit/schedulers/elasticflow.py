@@ -62,10 +62,10 @@ class Elasticflow:
     Notes
     -----
     It assumes that speeds and steps are as believed, that changes take no time, and that GPUs are alike and of use
-    wherever they are free; otherwise admitted jobs may be late. What is left is weighed anew after each addition, as the
-    authors do: a decision takes time with about the 2.5th power of the jobs, 4 ms of 30 and 190 ms of 160 on a busy
-    machine. The rule was read in the authors' code,
-    github.com/pkusys/ElasticFlow (Apache-2.0, 04a0109), `ef_sim_jobs_access_control`; nothing is copied.
+    wherever they are free; otherwise admitted jobs may be late. What is left is weighed anew after each addition, as
+    the authors do. So the time of a decision grows with about the 2.5th power of the jobs: 4 ms for 30 and 190 ms for
+    160 on a busy machine. The rule was read in the authors' code, github.com/pkusys/ElasticFlow (Apache-2.0, 04a0109),
+    `ef_sim_jobs_access_control`; nothing is copied.
 
     References
     ----------
