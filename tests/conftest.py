@@ -58,7 +58,7 @@ SLOW = (
     "elastic/transport/test_processes.py::test_200", "experiment/test_demo",
     "experiment/test_classic.py::test_ten_thousand",
     "experiment/test_fidelity.py::test_the_command", "experiment/test_queueing.py::test_fifo",
-    "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_dl2.py::test_the_same_seed",
+    "experiment/test_sweep.py::test_killed", "fuzz/", "learning/test_resumed.py::test_a_seed_decides_all_weights[dl2]",
     "learning/test_envs.py::test_each", "reproductions/test_dl2_altered.py::test_fairness",
     "reproductions/test_dl2_command.py::test_clusters",
     "reproductions/test_dl2_command.py::test_the_papers", "reproductions/test_dl2_federated",

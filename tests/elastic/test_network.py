@@ -9,7 +9,8 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from labkit.core.errors import InputError
-from labkit.elastic import Job, Result, models, start
+from labkit.elastic import Job, Result
 from labkit.elastic.controller.controller_state import SavedController
 from labkit.elastic.controller.job_files import STATE
-from labkit.elastic.data import dataset
 from labkit.elastic.process.member_process import MemberProcess
 from labkit.elastic.protocol.messages.blocks import BlockState
 from labkit.elastic.protocol.messages.clients import StopJob
@@ -40,49 +40,16 @@ from labkit.elastic.transport import (
     connect,
     new_token,
 )
+from tests.elastic import slow_training
 from tests.elastic.transport.ends import Noting
 from tests.hang import HANG_S
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
-NAME, STEPS = "cnn-text-classification", 40
-NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
+STEPS = 40
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 PEM_KEY = b"PRIVATE KEY-----"
-
-
-class Slow:
-    """A dataset that is slow to read as long as a file is there."""
-
-    def __init__(self, samples: Any, file: Path) -> None:
-        self.samples, self.file = samples, file
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def fetch(self, indices: list[int]) -> Any:
-        if self.file.exists():
-            threading.Event().wait(0.2)
-        return self.samples.fetch(indices)
-
-
-def begin(slow: Path = NOWHERE, **options: Any) -> Job:
-    given = {"steps": STEPS, "batch": 32, "workers": 2, "servers": 2, "optimizer": "momentum", "lr": 0.05, **options}
-    model, data = models.build(NAME, width=0.1), Slow(dataset(NAME, n=128, width=0.1), slow)
-    return start(model, data, models.loss(NAME), **given)
-
-
-def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWHERE, **options: Any) -> Result:
-    """Train, do something as soon as a step is complete, and slowly until a request is settled."""
-    todo = dict(at or {})
-    with begin(slow, **options) as job:
-        for event in job.events():
-            if event["event"] == "loss" and event["version"] in todo:
-                todo.pop(event["version"])(job)
-            if event["event"] in ("scaled", "dropped"):
-                slow.unlink(missing_ok=True)
-        assert not todo
-        return job.wait(timeout_s=HANG_S)
+begin, run = (partial(each, steps=STEPS) for each in (slow_training.begin, slow_training.run))
 
 
 @pytest.fixture(scope="module")

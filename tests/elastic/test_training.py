@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from labkit.core.errors import InputError
-from labkit.elastic import Job, JobError, Result, models, start, train
+from labkit.elastic import Job, JobError, Result, train
 from labkit.elastic.data import dataset
-from tests.hang import HANG_S
+from tests.elastic import slow_training
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
-NAME, STEPS = "cnn-text-classification", 60
-NOWHERE = Path("/proc/nowhere/slow")  # neither it nor its folder is there
-
-
-class SlowNow:
-    """A dataset that is slow to read as long as a file is there: so that newcomers arrive while training goes on."""
-
-    def __init__(self, samples: Any, file: Path) -> None:
-        self.samples, self.file = samples, file
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def fetch(self, indices: list[int]) -> Any:
-        if self.file.exists():
-            threading.Event().wait(0.05)
-        return self.samples.fetch(indices)
-
-
-def begin(slow: Path = NOWHERE, **options: Any) -> Job:
-    given = {"steps": STEPS, "batch": 32, "workers": 2, "servers": 2, "optimizer": "momentum", "lr": 0.05, **options}
-    model, data = models.build(NAME, width=0.1), SlowNow(dataset(NAME, n=128, width=0.1), slow)
-    return start(model, data, models.loss(NAME), **given)
-
-
-def run(at: dict[int, Callable[[Job], None]] | None = None, *, slow: Path = NOWHERE, **options: Any) -> Result:
-    """Train, and do something as soon as a step is complete, slowly until it is done."""
-    todo = dict(at or {})
-    with begin(slow, **options) as job:
-        for event in job.events():
-            if event["event"] == "loss" and event["version"] in todo:
-                if slow.parent.exists():
-                    slow.touch()
-                todo.pop(event["version"])(job)
-            if event["event"] in ("scaled", "dropped"):
-                slow.unlink(missing_ok=True)
-        assert not todo
-        return job.wait(timeout_s=HANG_S)
+STEPS = 60
+begin, run = (partial(each, steps=STEPS) for each in (slow_training.begin, slow_training.run))
 
 
 @pytest.fixture(scope="module")

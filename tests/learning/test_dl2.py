@@ -1,4 +1,4 @@
-"""Training DL2's policy: what an update learns from, the same weights from the same seed, and going on."""
+"""Training DL2's policy: what an update learns from."""
 
 from __future__ import annotations
 
@@ -11,66 +11,17 @@ import torch
 from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.branches import Branching, play
-from labkit.learning.dl2 import Policy, Recipe, Trainer, _Parts, loss_of, mean_jct
+from labkit.learning.dl2 import Policy, Recipe, _Parts, loss_of, mean_jct
 from labkit.learning.rollouts import DRAWS
 from labkit.learning.settings import Setting
 from labkit.learning.training import TrainingDivergedError
-from labkit.schedulers.dl2.network import Net
 from labkit.workloads import dl2_jobs
 from labkit.workloads.catalogue import DL2_MODELS
-
-SMALL = Recipe(n_lessons=2, n_rounds=2, n_envs=4, n_branches=3, n_slots=3, n_units=16, n_parts=2)
-
-
-def episode(rng: np.random.Generator) -> Experiment:
-    return Experiment.of(dl2_jobs("testbed_6n", seed=int(rng.integers(1 << 30))), cluster="dl2-6n")
-
-
-def trainer(seed: int = 1, recipe: Recipe = SMALL) -> Trainer:
-    torch.set_num_threads(1)
-    return Trainer(episode, DL2_MODELS, 300.0, seed=seed, recipe=recipe)
-
-
-def same(one: Net, other: Net) -> bool:
-    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-def trained(made: Trainer, n: int | None = None) -> Net:
-    for _ in range(made.n_updates if n is None else n):
-        made.update()
-    return made.policy.net()
-
-
-@pytest.fixture(scope="module")
-def whole() -> Net:
-    """The weights of a training that was never stopped."""
-    return trained(trainer())
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(whole):
-    assert same(trained(trainer(1)), whole)
-    assert not same(trained(trainer(2)), whole)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path, whole: Net) -> None:
-    trained(first := trainer(), n)
-    torch.save(first.state(), tmp_path / "state")
-    again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
-    assert same(trained(again, again.n_updates - n), whole)
-    assert again.slots > 0
-
-
-def test_a_state_of_another_training_is_refused():
-    state = trainer(1).state()
-    with pytest.raises(InputError, match=r"has seed 1; expected 2"):
-        trainer(2).go_on(state)
-    with pytest.raises(InputError, match=r"has n_units 16; expected 8"):
-        trainer(1, replace(SMALL, n_units=8)).go_on(state)
+from tests.learning.trainers import dl2_trainer, same
 
 
 def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_are_all_kept():
-    made = trainer()
+    made = dl2_trainer()
     made._play_with_branches()
     rec, recipe = made._record, made.recipe
     n_slots, n_actions = int(rec.n[3]), int(rec.n[2])
@@ -89,7 +40,7 @@ def test_branches_of_a_slot_are_worth_nothing_in_the_mean_and_their_decisions_ar
 
 def test_chances_in_compiled_code_are_those_of_the_network():
     """PPO's ratios begin at 1: what was drawn from is what is learned."""
-    made = trainer()
+    made = dl2_trainer()
     made._play_with_branches()
     part = _Parts(made._record, 1).part(0)
     assert part is not None
@@ -107,7 +58,7 @@ def test_chances_in_compiled_code_are_those_of_the_network():
 @pytest.mark.parametrize("clip", [None, 0.2])
 def test_gradients_of_lessons_and_of_rounds_are_those_of_small_differences(clip: float | None) -> None:
     """In double precision, of decisions that were recorded, by a network that has changed since."""
-    made = trainer()
+    made = dl2_trainer()
     made._play_with_teacher(1.0) if clip is None else made._play_with_branches()
     part = _Parts(made._record, 40).part(3)
     assert part is not None
@@ -124,7 +75,7 @@ def test_gradients_of_lessons_and_of_rounds_are_those_of_small_differences(clip:
 
 def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
     """The first branch of a slot is how the episode goes on."""
-    one, other = trainer(3), trainer(3)
+    one, other = dl2_trainer(3), dl2_trainer(3)
     net = one.policy.net()
     for made, share in ((one, 0.0), (other, 1.0)):
         branches = made._episodes.branches
@@ -140,7 +91,7 @@ def test_branching_leaves_the_episodes_as_if_it_had_not_branched():
 
 def test_a_short_training_beats_the_network_that_it_began_with():
     recipe = Recipe(n_lessons=12, n_rounds=12, n_envs=6, n_parts=4)
-    made = trainer(1, recipe)
+    made = dl2_trainer(1, recipe)
     seeds = range(100, 120)
     draw = lambda seed: Experiment.of(dl2_jobs("testbed_6n", seed=seed), cluster="dl2-6n")  # noqa: E731
     before = mean_jct(made.weights(""), draw, seeds)
@@ -152,7 +103,7 @@ def test_a_short_training_beats_the_network_that_it_began_with():
 
 
 def test_a_loss_that_is_not_finite_stops_and_the_weights_are_the_last_good_ones():
-    made = trainer()
+    made = dl2_trainer()
     made.update()
     good = made.policy.net()
     made._record.n[:] = 0
@@ -168,8 +119,3 @@ def test_a_short_file_is_no_trace_to_learn_from():
         InputError, match=r"trace testbed has 3 jobs; expected 40 or more, as a policy learns from windows"
     ):
         Setting(["dl2-6n"], ["testbed"])(np.random.default_rng(0))
-
-
-def test_episodes_that_are_longer_than_there_is_room_for_are_recorded_whole(monkeypatch, whole):
-    monkeypatch.setattr("labkit.learning.dl2.USUAL_SLOTS", 1)
-    assert same(trained(trainer()), whole)

@@ -1,4 +1,4 @@
-"""Training the placement policy: whole traces are simulated right, and the same seed gives the same weights."""
+"""Training the placement policy: whole traces are simulated right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.core import InputError
 from labkit.experiment import Experiment
 from labkit.learning.marl.episodes import ActionRule, play, record
 from labkit.learning.marl.plays import blame_of
@@ -18,8 +17,6 @@ from labkit.learning.marl.settings import Setting, world_of
 from labkit.learning.marl.trainer import (
     MOST_BETTER,
     Policy,
-    Recipe,
-    Trainer,
     _parts,
     better_than_all,
     better_than_others,
@@ -34,65 +31,21 @@ from labkit.speed.what_if import learned
 from labkit.topology import build
 from labkit.workloads.expressions import trace
 from labkit.workloads.readers.own import write
-
-CLUSTER = "vl2(4, 2, per_rack=3, gbps=(10, 2000, 4000))"  # only network cards bind
-TRACE = "marl_jobs(load=2, n_pods=2, n_slots=4, per_slot=2)"
-SMALL = Recipe(n_lessons=1, n_rounds=2, n_draws=2, n_hidden=4, n_units=5, n_fits=5, n_epochs=2)
-
-
-def trainer(seed: int = 1, recipe: Recipe = SMALL) -> Trainer:
-    torch.set_num_threads(1)
-    return Trainer(Setting([CLUSTER], [TRACE]), seed=seed, recipe=recipe)
-
-
-def same(one: Net, other: Net) -> bool:
-    return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-def trained(made: Trainer, n: int | None = None) -> Net:
-    for _ in range(made.n_updates if n is None else n):
-        made.update()
-    return made.policy.net()
-
-
-@pytest.fixture(scope="module")
-def whole() -> Net:
-    """The weights of a training that was never stopped."""
-    return trained(trainer())
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(whole):
-    assert same(trained(trainer(1)), whole)
-    assert not same(trained(trainer(2)), whole)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_training_that_goes_on_ends_as_one_that_was_never_stopped(n: int, tmp_path, whole: Net) -> None:
-    trained(first := trainer(), n)
-    torch.save(first.state(), tmp_path / "state")
-    again = trainer().go_on(torch.load(tmp_path / "state", weights_only=True))
-    assert same(trained(again, again.n_updates - n), whole)
-
-
-def test_a_state_of_another_training_is_refused():
-    with pytest.raises(InputError, match="has seed 1; expected 2"):
-        trainer(2).go_on(trainer(1).state())
-    with pytest.raises(InputError, match="has n_units 5; expected 6"):
-        trainer(1, replace(SMALL, n_units=6)).go_on(trainer(1).state())
+from tests.learning.trainers import CLUSTER, MARL, TRACE, marl_trainer, same, trained
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_weights_from_before():
-    made = trainer()
+    made = marl_trainer()
     made.update()
     before = made.policy.net()
-    made.recipe = replace(SMALL, rate=float("nan"), n_epochs=3)
+    made.recipe = replace(MARL, rate=float("nan"), n_epochs=3)
     with pytest.raises(TrainingDivergedError, match=r"the loss of update 2 is .*; the weights are those of update 1"):
         made.update()
     assert same(made.policy.net(), before)
 
 
 def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
-    made, known, cluster = trainer(), level("calibrated"), build(CLUSTER)
+    made, known, cluster = marl_trainer(), level("calibrated"), build(CLUSTER)
     assert known is not None
     net = trained(made, 1)
     net = Net(*(part.astype(np.float32).astype(np.float64) for part in net))
@@ -111,7 +64,7 @@ def test_a_trace_in_compiled_code_is_the_session_of_the_scheduler(tmp_path):
 
 
 def test_torch_and_compiled_code_see_the_same_worth():
-    made = trainer()
+    made = marl_trainer()
     trained(made, 1)
     rec, how = record(200), ActionRule(True, False, 0.0, False)
     scene, world = made.worlds(np.random.default_rng(3))
@@ -168,7 +121,7 @@ def test_without_the_other_plays_long_jobs_are_worse_than_short_ones_whatever_wa
 
 
 def test_a_job_is_blamed_for_its_own_time_and_for_that_of_jobs_on_its_machines():
-    made = trainer()
+    made = marl_trainer()
     scene, world = made.worlds(np.random.default_rng(3))
     net = made.policy.net()
     play(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import select
 import shutil
@@ -32,7 +31,7 @@ from labkit.testbed.run.backend import SshBackend
 from labkit.testbed.run.retries import Retries
 from labkit.testbed.ssh.fleet import Fleet
 from tests.hang import HANG_S
-from tests.testbed import trouble
+from tests.testbed import full_disk, trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 
 JOB = "labkit.testbed.run.job_process"
@@ -143,59 +142,13 @@ def test_a_host_that_fails_a_job_is_set_aside_by_name_and_tried_again_and_the_jo
         assert not backend.dropped
 
 
-FULL = """
-import subprocess, sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from labkit.core.events import Kind
-from labkit.experiment import Session
-from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.laptop import Bed
-from labkit.testbed.run.retries import Retries
-from tests.testbed.test_backend import TINY, jobs_of, on, until
-
-with Bed.up(2, folder={folder!r}, gpus=1) as up:
-    disk = up.home("h0") / ".labkit"
-    disk.mkdir(mode=0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", str(disk)], check=True)
-    try:
-        with SshBackend(
-            jobs_of(1, steps=100_000), up.inventory, run="full", folder=Path({run!r}), training=TINY,
-            retries=Retries(first_s=0.1, longest_s=0.2, aside_s=1.0),
-        ) as backend:
-            session = Session(backend)
-            subprocess.run(["sh", "-c", 'cat /dev/zero >"$0"', str(disk / "fill")], stderr=subprocess.DEVNULL)
-            for n in range(1, 6):  # whatever the scheduler does, it comes back to that host
-                session._note(backend.apply(on(0)))
-                until(session, Kind.FAILED, n=n)
-                until(session, Kind.JOINED, n=n)
-                backend._run_events._failures._hosts.clear()
-            print("DROPPED", backend.dropped, flush=True)
-            (disk / "fill").unlink()
-            session._note(backend.apply(on(0)))
-            until(session, Kind.STARTED)
-            print("NOTES", *backend.notes, sep="\\n")
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-"""
-
-
 def test_five_quick_failures_on_a_full_disk_do_not_drop_a_job_which_starts_there_once_there_is_room(
     own_folder: Path, tmp_path: Path
 ) -> None:
-    if os.getuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-        pytest.skip("no file system can be mounted here, not even in a namespace of its own")
-    script = tmp_path / "full.py"
-    root = str(Path(__file__).parents[2])
-    script.write_text(FULL.format(root=root, folder=str(own_folder), run=str(tmp_path / "run")))
-    done = subprocess.run(
-        ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "DROPPED {}" in done.stdout
-    assert re.search(r"job 0 failed: .*(disk full|No space left)", done.stdout), done.stdout
-    assert "host h0 is set aside for 1 s: job 0 failed there" in done.stdout
+    said = full_disk.output_of("back_to_it", bed=own_folder, run=tmp_path / "run")
+    assert "DROPPED {}" in said
+    assert re.search(r"job 0 failed: .*(disk full|No space left)", said), said
+    assert "host h0 is set aside for 1 s: job 0 failed there" in said
 
 
 def test_failures_in_a_row_are_spread_out_and_a_job_that_is_given_up_says_why(

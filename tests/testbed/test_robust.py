@@ -7,7 +7,6 @@ import re
 import select
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from labkit.testbed.ssh.command import RemoteCommand
 from labkit.testbed.ssh.fleet import Fleet
 from labkit.testbed.upkeep import gc
 from tests.hang import HANG_S
-from tests.testbed import trouble
+from tests.testbed import full_disk, trouble
 from tests.testbed.test_backend import TINY, jobs_of, on, ran, until
 from tests.testbed.test_fleet import changed
 
@@ -133,55 +132,10 @@ def test_hosts_that_cannot_be_used_are_named_before_anything_starts_or_is_writte
     assert not (tmp_path / "runs").exists()
 
 
-FULL = """
-import subprocess, sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from labkit.core.events import Kind
-from labkit.experiment import Session
-from labkit.testbed.run.backend import SshBackend
-from labkit.testbed.laptop import Bed
-from tests.testbed.test_backend import TINY, jobs_of, ran, until
-from tests.testbed.test_robust import both, go_on
-
-with Bed.up(2, folder={folder!r}, gpus=1) as up:
-    disk = up.home("h1") / ".labkit"
-    disk.mkdir(mode=0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "none", str(disk)], check=True)
-    try:
-        with SshBackend(
-            jobs_of(2, steps=100_000), up.inventory, run="full", folder=Path({run!r}), training=TINY
-        ) as backend:
-            session = Session(backend)
-            session._note(backend.apply(both()))
-            until(session, Kind.STARTED, n=2)
-            go_on(session, 1)
-            subprocess.run(["sh", "-c", 'cat /dev/zero >"$0"', str(disk / "fill")], stderr=subprocess.DEVNULL)
-            go_on(session, 0, n=5)
-            print("FAILED", ran(session.log.rows, Kind.FAILED), "LEFT", ran(session.log.rows, Kind.LEFT))
-            (disk / "fill").unlink()
-            go_on(session, 0)
-            if not ran(session.log.rows, Kind.FAILED):
-                go_on(session, 1)
-            print("NOTES", *backend.notes, sep="\\n")
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-"""
-
-
 def test_a_full_disk_of_a_host_is_told_and_the_others_go_on(own_folder: Path, tmp_path: Path) -> None:
-    if os.getuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-        pytest.skip("no file system can be mounted here, not even in a namespace of its own")
-    root = str(Path(__file__).parents[2])
-    script = tmp_path / "full.py"
-    script.write_text(FULL.format(root=root, folder=str(own_folder), run=str(tmp_path / "run")))
-    done = subprocess.run(
-        ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "FAILED [] LEFT []" in done.stdout
-    assert re.search(r"job 1 unsaved: .*No space left", done.stdout), done.stdout
+    said = full_disk.output_of("others_go_on", bed=own_folder, run=tmp_path / "run")
+    assert "FAILED [] LEFT []" in said
+    assert re.search(r"job 1 unsaved: .*No space left", said), said
 
 
 def test_two_runs_on_the_same_hosts_leave_each_other_alone(bed: Inventory, up: Bed, tmp_path: Path) -> None:
