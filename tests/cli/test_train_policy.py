@@ -28,6 +28,7 @@ from labkit.topology import build
 from labkit.workloads import dl2_jobs
 from tests.command import labkit
 from tests.hang import HANG_S
+from tests.learning.trainers import dl2_trainer
 
 SMALL = ("--trace", "dl2_jobs('testbed_6n')", "--cluster", "dl2-6n", "--slot", "300")
 SHORT = (*SMALL, "--lessons", "1", "--held-out", "2")
@@ -274,11 +275,7 @@ def test_tensorboard_s_event_files_hold_the_same_numbers_as_the_table(whole):
 
 
 def test_a_loss_that_is_no_number_stops_it_with_the_last_good_weights_and_the_update_s_number(tmp_path):
-    from labkit.learning.dl2 import Trainer
-    from labkit.workloads.catalogue import DL2_MODELS
-    from tests.learning.test_dl2 import SMALL, episode
-
-    trainer = Trainer(episode, DL2_MODELS, 300.0, recipe=SMALL)
+    trainer = dl2_trainer()
     learn, good = trainer._learn, []
 
     def breaks(rate: float, *, imitates: bool) -> tuple[float, float]:

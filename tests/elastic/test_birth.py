@@ -21,7 +21,7 @@ from labkit.elastic.data import as_dataset
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Program
 from labkit.system.proc import command_line, stat
-from tests.elastic.test_training import SlowNow
+from tests.elastic.slow_training import Slow
 from tests.hang import HANG_S
 
 WORDS = "to be or not to be that is the question whether tis nobler in the mind to suffer".split() * 16  # noqa: SIM905
@@ -29,10 +29,10 @@ WORDS = "to be or not to be that is the question whether tis nobler in the mind 
 
 @pytest.fixture(autouse=True)
 def by_value() -> Iterator[None]:
-    for module in (here := sys.modules[__name__], sys.modules[SlowNow.__module__]):
+    for module in (here := sys.modules[__name__], sys.modules[Slow.__module__]):
         cloudpickle.register_pickle_by_value(module)
     yield
-    for module in (here, sys.modules[SlowNow.__module__]):
+    for module in (here, sys.modules[Slow.__module__]):
         cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -63,7 +63,7 @@ def test_a_vocabulary_from_a_set_is_the_same_in_a_worker_of_another_fork_server(
     for kill in (False, True):
         torch.manual_seed(0)
         model, slow = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30)), tmp_path / "slow"
-        data = SlowNow(Words(), slow)
+        data = Slow(Words(), slow)
         with start(model, data, next_word, steps=40, batch=32, workers=1, servers=1, lr=0.5, save_every=10) as job:
             for event in job.events():
                 if kill and event["event"] == "loss" and event["version"] == 15:

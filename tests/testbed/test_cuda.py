@@ -20,7 +20,7 @@ from labkit.experiment import deploy
 from labkit.results.record import RunState
 from labkit.system.doctor import which
 from labkit.testbed.laptop import Bed
-from tests.elastic import test_training
+from tests.elastic import slow_training
 from tests.hang import HANG_S
 from tests.testbed.test_backend import TINY, jobs_of
 
@@ -45,16 +45,16 @@ def n_gpus() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
     """Let processes get the slow dataset without the file that it is from."""
-    cloudpickle.register_pickle_by_value(test_training)
+    cloudpickle.register_pickle_by_value(slow_training)
     yield
-    cloudpickle.unregister_pickle_by_value(test_training)
+    cloudpickle.unregister_pickle_by_value(slow_training)
 
 
 def trained(
-    device: str = "cuda:0", *, name: str = NAME, workers: int = 1, slow: Path = test_training.NOWHERE
+    device: str = "cuda:0", *, name: str = NAME, workers: int = 1, slow: Path = slow_training.NOWHERE
 ) -> Result:  # fmt: skip
     """Train on a device; with a file to be slow by, a worker comes after ten steps."""
-    data = test_training.SlowNow(dataset(name, n=256, width=0.1), slow)
+    data = slow_training.Slow(dataset(name, n=256, width=0.1), slow)
     more = slow.parent.exists()
     with start(
         models.build(name, width=0.1), data, models.loss(name), steps=STEPS, batch=32, workers=workers, servers=2,
