@@ -26,8 +26,6 @@ METRICS = {
     "utilisation": "GPUs in use over time",
     "fairness": "CDF of finish-time fairness", "gantt": "Gantt chart",
 }  # fmt: skip
-EXPLAINED = {"jct": "dashed line: median"}
-"""What a caption says of a kind of figure beside the notes of its title."""
 
 
 def write_paper(
@@ -85,7 +83,7 @@ def caption(records: Sequence[RunRecord], *, kind: str, notes: Sequence[str]) ->
         f"{what[0].upper()}{what[1:]} of {_listed(_schedulers(records))}: {len(first.jobs):,} jobs of "
         f"{without_seed(first.info.trace)}{first.arrivals} on {first.info.cluster or first.cluster}{of_runs}."
     )
-    stripped = [note.strip().rstrip(".") for note in (EXPLAINED.get(kind, ""), *notes) if note.strip()]
+    stripped = [note.strip().rstrip(".") for note in notes if note.strip()]
     return " ".join([sentence, *(f"{note[0].upper()}{note[1:]}." for note in stripped)])
 
 
