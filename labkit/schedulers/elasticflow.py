@@ -44,7 +44,7 @@ class Elasticflow:
 
     Attributes
     ----------
-    slot_s : float
+    align_s : float
         Shares end at multiples of this since the run began.
     declines : bool
         False: a newcomer that cannot be satisfied stays, as one of best effort; on machines no job can be declined.
@@ -75,7 +75,7 @@ class Elasticflow:
     knows_types: ClassVar[bool] = False
     lives_on_slos: ClassVar[bool] = True
 
-    slot_s: float = 60.0
+    align_s: float = 60.0
     declines: bool = True
     n_pre_runs: int = 10
     oracle: bool = False
@@ -85,8 +85,8 @@ class Elasticflow:
     _state: Recall[Ints] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.slot_s < inf:
-            raise InputError(f"elasticflow: slot_s is {self.slot_s}; expected seconds > 0, e.g. 60.")
+        if not 0 < self.align_s < inf:
+            raise InputError(f"elasticflow: align_s is {self.align_s}; expected seconds > 0, e.g. 60.")
         self._estimates = Estimates(self.n_pre_runs, self.oracle, scheduler="elasticflow")
         self._state = Recall(np.empty(0, np.int32))
 
@@ -170,8 +170,8 @@ class Elasticflow:
     def _shares(self, snapshot: Snapshot, wanted: Choices, order: Ints, *, more: bool) -> tuple[Ints, Bools, float]:
         """Return what `shares` does of some jobs, in an order."""
         some = Choices._make(column[order] for column in wanted)
-        back_s = 0.0 if self.published else (snapshot.now_s + A_MOMENT_S) % self.slot_s - A_MOMENT_S
-        return shares(some, capacity(snapshot), (self.slot_s, back_s), more, self.published)
+        back_s = 0.0 if self.published else (snapshot.now_s + A_MOMENT_S) % self.align_s - A_MOMENT_S
+        return shares(some, capacity(snapshot), (self.align_s, back_s), more, self.published)
 
     def _in_order(self, positions: Ints, due_s: Floats, state: Ints) -> Ints:
         """Return jobs in the order in which they get shares: by deadline; those that were given up come behind."""

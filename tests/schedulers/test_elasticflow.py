@@ -97,7 +97,7 @@ def test_shares_end_on_the_slot():
     """Job 1 would end 100 s after its arrival, which counts as 120 s in slots of 60: job 0 has 540 s to do in 520."""
     jobs = of([0, 60], [600, 100], [700, 300], n=4)
     assert outcome(jobs) == ([1], [], [600, -1])
-    assert outcome(jobs, "elasticflow(slot_s=20)") == ([], [], [700, 160])
+    assert outcome(jobs, "elasticflow(align_s=20)") == ([], [], [700, 160])
 
 
 def test_an_admitted_job_that_turns_out_late_goes_on_and_its_goal_is_given_up_once():
@@ -151,5 +151,5 @@ def test_it_says_that_without_deadlines_there_is_only_best_effort():
 
 
 def test_a_slot_that_is_none_is_refused():
-    with pytest.raises(InputError, match=r"elasticflow: slot_s is 0; expected seconds > 0, e.g. 60"):
-        make("elasticflow", slot_s=0)
+    with pytest.raises(InputError, match=r"elasticflow: align_s is 0; expected seconds > 0, e.g. 60"):
+        make("elasticflow", align_s=0)
