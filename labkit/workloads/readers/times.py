@@ -66,8 +66,9 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         return plain
     numbers = numbers_of(raw)
     if unit_s == 1.0 and counts_days(numbers):
-        return np.round((numbers - _DAY_OF_1970) * 86_400.0)
-    seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
+        seconds = np.round((numbers - _DAY_OF_1970) * 86_400.0)
+    else:
+        seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
     written = np.isnan(numbers)
     if written.any():
         text = _iso(raw[written].astype("str").str.strip())
