@@ -45,7 +45,7 @@ def marked(mark: str) -> list[tuple[str, str]]:
 
 def gone(mark: str) -> bool:
     """Tell whether no process has the mark, or soon none has."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + HANG_S
     while marked(mark) and time.monotonic() < until:
         time.sleep(0.05)
     return not marked(mark)
@@ -92,7 +92,7 @@ def test_ctrl_c_in_the_middle_leaves_no_process_and_no_file(tmp_path):
         try:
             lines = iter(running.stdout.readline, "")
             assert any("train on a laptop testbed of 3 hosts (sshd)" in line for line in lines)
-            until = time.monotonic() + 100
+            until = time.monotonic() + HANG_S
             program = "labkit.testbed.run.job_process"
             while not (homes := [home for command, home in marked(str(tmp_path)) if program in command]):
                 assert time.monotonic() < until

@@ -162,7 +162,7 @@ def test_hostile_names_in_an_inventory_are_refused_and_nothing_runs(bed, tmp_pat
 
 def test_logs_that_are_followed_end_with_the_task(bed, deployed):
     start_task(deployed, "h0", "talk", 'for i in 1 2 3; do echo "line $i"; sleep 0.3; done; printf "\\033[2Jodd"')
-    said = fab("logs", "--follow", "--run", "talk", inventory=bed.path, timeout_s=60)
+    said = fab("logs", "--follow", "--run", "talk", inventory=bed.path, timeout_s=HANG_S)
     assert said.code == 0, said
     assert [line for line in said.out.splitlines() if "line" in line] == [f"h0 │ talker: line {i}" for i in (1, 2, 3)]
     assert "\033" not in said.out

@@ -122,9 +122,9 @@ def test_an_output_without_end_is_given_up(fleet, monkeypatch):
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_a_command_that_takes_too_long_is_ended_there_with_its_children(fleet, trap):
     script = trap + "echo $$ >pids; sleep 1000 & echo $! >>pids; echo waiting >&2; wait; wait"
-    answers = fleet.run(script, timeout_s=0.5)
+    answers = fleet.run(script, timeout_s=4)
     assert all(isinstance(row.error, OverdueError) for row in answers)
-    assert "did not end within 0.5 s; it was ended there. Its output: waiting" in str(answers["h0"].error)
+    assert "did not end within 4 s; it was ended there. Its output: waiting" in str(answers["h0"].error)
     pids = [int(pid) for row in fleet.run("cat pids") for pid in row.stdout.split()]
     assert len(pids) == 8
     assert all(gone(pid) for pid in pids)
@@ -236,7 +236,7 @@ def test_hosts_that_cannot_be_reached_or_say_nothing_do_not_hide_those_that_answ
         inventory = changed(bed, "h0", address="127.0.0.1", port=closed.getsockname()[1])
         inventory = changed(inventory, "h1", address="127.0.0.1", port=silent.getsockname()[1])
         inventory = changed(inventory, "h2", address="nosuch.invalid")
-        with asked(inventory, connect_timeout_s=1.5) as fleet:
+        with asked(inventory, connect_timeout_s=6) as fleet:
             answers = fleet.run(["echo", "here"])
     assert [type(row.error) for row in answers] == [
         HostUnreachableError,
@@ -245,7 +245,7 @@ def test_hosts_that_cannot_be_reached_or_say_nothing_do_not_hide_those_that_answ
         type(None),
     ]
     assert "refused" in str(answers["h0"].error)
-    assert "within 1.5 s" in str(answers["h1"].error)
+    assert "within 6 s" in str(answers["h1"].error)
     assert answers["h3"].stdout == "here\n"
 
 
@@ -278,11 +278,11 @@ def test_a_connection_that_broke_while_it_was_unused_is_opened_again(bed):
 
 def test_a_server_that_hangs_does_not_hang_us(bed, monkeypatch):
     monkeypatch.setattr(call, "GRACE_S", 0.1)
-    with asked(bed, connect_timeout_s=1) as fleet:
+    with asked(bed, connect_timeout_s=6) as fleet:
         session = int(fleet.run("echo $PPID", only=["h1"])["h1"].stdout)
         os.kill(session, signal.SIGSTOP)
         try:
-            row = fleet.run(["true"], timeout_s=0.5, only=["h1"])["h1"]
+            row = fleet.run(["true"], timeout_s=6, only=["h1"])["h1"]
             assert row.ok, row.error  # a new connection, since the old one opened no channel
         finally:
             os.kill(session, signal.SIGKILL)
@@ -293,7 +293,7 @@ def test_a_server_that_hangs_does_not_hang_us(bed, monkeypatch):
                 stopped.append(int(line))
 
         stopped = []
-        row = fleet.run("echo $PPID; exec sleep 1000", timeout_s=1, stream=stop, only=["h1"])["h1"]
+        row = fleet.run("echo $PPID; exec sleep 1000", timeout_s=6, stream=stop, only=["h1"])["h1"]
         os.kill(stopped[0], signal.SIGKILL)
         assert isinstance(row.error, OverdueError | CutError)
         assert fleet.run(["true"], only=["h1"]).ok
@@ -360,7 +360,7 @@ def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
         session_pids = [int(fleet.run("echo $PPID", only=["h0"])["h0"].stdout)]
         cutter = threading.Thread(target=cut)
         cutter.start()
-        fleet.put(endless, "late/kept", timeout_s=3, only=["h0"])
+        fleet.put(endless, "late/kept", timeout_s=HANG_S, only=["h0"])
         cutter.join(HANG_S)
         kept = up.home("h0") / ".labkit/late/kept"
         assert kept.read_text() == "before\n"

@@ -92,7 +92,7 @@ def lying() -> Iterator[Any]:
     made: list[Agent] = []
 
     def agent(lie: str, *, times: int = 1, **hello: Any) -> Agent:
-        made.append(Agent(Pipe(lie, HELLO | hello, times), timeout_s=60.0))
+        made.append(Agent(Pipe(lie, HELLO | hello, times), timeout_s=HANG_S))
         return made[-1]
 
     yield agent
@@ -167,7 +167,7 @@ def test_a_noisy_line_without_end_is_not_read_for_ever(tmp_path: Path) -> None:
             pass
 
     with pytest.raises(AgentError, match="more than 64 KiB before the bridge began"):
-        Agent(Endless(), timeout_s=20.0)
+        Agent(Endless(), timeout_s=HANG_S)
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,6 @@ def test_a_connection_that_ends_meanwhile_hides_no_error_of_a_command() -> None:
     command = RemoteCommand(_Gone(), ["true"])  # type: ignore[arg-type]
     command.open(timeout_s=1)
     with pytest.raises(ShellError, match="wrote too much"):
-        command.run(timeout_s=60)
+        command.run(timeout_s=HANG_S)
     with pytest.raises(OverdueError, match="no time left"):
         command.run(timeout_s=0)

@@ -180,11 +180,12 @@ def left(users: dict[str, int]) -> list[int]:
     Fork servers end by themselves, a minute after the last process that they have started.
     """
     from labkit.testbed.laptop.processes import await_that
+    from tests.hang import HANG_S
 
     def there() -> list[int]:
         return [pid for uid in users.values() for pid in processes_of(uid) if not is_fork_server(pid)]
 
-    await_that(lambda: not there(), timeout_s=20)
+    await_that(lambda: not there(), timeout_s=HANG_S)
     return there()
 
 
