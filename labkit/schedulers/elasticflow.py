@@ -62,9 +62,9 @@ class Elasticflow:
     Notes
     -----
     It assumes that speeds and steps are as believed, that changes take no time, and that GPUs are alike and of use
-    wherever they are free; otherwise admitted jobs may be late. What is left is weighed anew after each addition, as the authors
-    do, but for jobs that cannot be better than the best so far: 1 ms for 200 jobs and half as many GPUs, up to 14 ms
-    for 160 jobs and three times as many GPUs (a slow core). The rule was read in the authors' code,
+    wherever they are free; otherwise admitted jobs may be late. What is left is weighed anew after each addition, as
+    the authors do, but for jobs that cannot be better than the best so far: 1 ms for 200 jobs and half as many GPUs, up
+    to 14 ms for 160 jobs and three times as many GPUs (a slow core). The rule was read in the authors' code,
     github.com/pkusys/ElasticFlow (Apache-2.0, 04a0109), `ef_sim_jobs_access_control`; nothing is copied.
 
     References
@@ -394,7 +394,8 @@ def _at_most(jobs: Choices, at: Periods, j: int, used: float) -> float:
     for i in range(1, jobs.n[j] + 1):
         cheapest = min(cheapest, price[i] / speed[i])
     saved = used - max(left, 0.0) * cheapest
-    return saved / max(price[k] - price[now], NEAR) + NEAR * (1 + abs(saved))
+    bound: float = saved / max(price[k] - price[now], NEAR) + NEAR * (1 + abs(saved))
+    return bound
 
 
 @inner
