@@ -361,7 +361,7 @@ def test_a_copy_that_takes_too_long_or_breaks_leaves_nothing(up, bed, tmp_path):
         session_pids = [int(fleet.run("echo $PPID", only=["h0"])["h0"].stdout)]
         cutter = threading.Thread(target=cut)
         cutter.start()
-        fleet.put(endless, "late/kept", timeout_s=HANG_S, only=["h0"])
+        fleet.put(endless, "late/kept", timeout_s=3, only=["h0"])
         cutter.join(HANG_S)
         kept = up.home("h0") / ".labkit/late/kept"
         assert kept.read_text() == "before\n"
