@@ -24,6 +24,7 @@ DECISIONS = [page for page in PAGES if page.parent.name == "why"]
 COLUMNS = {
     "gavel": gavel.COLUMNS,
     "gavel-old": gavel.OLD_COLUMNS,
+    "shockwave": gavel.SHOCKWAVE_COLUMNS,
     "philly-csv": philly.COLUMNS,
     "helios": helios.COLUMNS,
     "alibaba-2020": alibaba.JOB_COLUMNS + alibaba.TASK_COLUMNS,

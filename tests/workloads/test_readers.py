@@ -74,6 +74,20 @@ def test_the_older_seven_columns_are_read_with_arrival_before_scale_factor(share
     assert np.isfinite(jobs.duration_s).all()
 
 
+def test_shockwaves_jobs_have_their_own_durations_and_a_note_counts_those_that_change(tmp_path):
+    path = tmp_path / "shockwave.trace"
+    path.write_text("A3C\tc\td\t-n\t0\t100\t1\tgns\t2\t-1\t50\t9\nA3C\tc\td\t-n\t0\t90\t2\tstatic\t5\t1.5\t40\t7\n")
+    jobs = read(path)
+    assert sniff(path) == "shockwave"
+    assert (jobs.arrival_s.tolist(), jobs.duration_s.tolist()) == ([7, 9], [40, 50])
+    assert (jobs.weight.tolist(), jobs.slo_s[0]) == ([5, 2], pytest.approx(60))
+    assert np.isnan(jobs.slo_s[1])
+    assert any("1 of 2 jobs change their batch size" in note for note in jobs.notes)
+    path.write_text(path.read_text().replace("gns", "grows"))
+    with pytest.raises(TraceError, match="grows"):
+        read(path)
+
+
 LINE = "A3C\tcmd\tdir\t-n\t0\t100\t1\t1\t-1.0\t0\n"
 
 

@@ -22,6 +22,7 @@ SEEDS = {
     b"0,10,a,1,1,4,True,\n5,3,b,2,0,2,False,7\n",
     "gavel": b"A3C\tc\td\t-n\t0\t100\t1\t1\t-1.0\t0\nCycleGAN\tc\td\t-n\t0\t90\t2\t5\t1.5\t7\n",
     "gavel-old": b"A3C\tc\t-n\t0\t100\t0.0\t1\nCycleGAN\tc\t-n\t0\t90\t7.0\t4\n",
+    "shockwave": b"A3C\tc\td\t-n\t0\t100\t1\tgns\t1\t-1.0\t50\t0\nA3C\tc\td\t-n\t0\t90\t2\tstatic\t5\t1.5\t40\t7\n",
     "philly-csv": b"timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,1,66.0,11cb48\n",
     "philly-log": json.dumps(
         [

@@ -25,7 +25,7 @@ from labkit.workloads.readers import (
 from labkit.workloads.readers.accounting import read_lsf, read_pbs, read_slurmdb
 from labkit.workloads.readers.alibaba import read_alibaba_2020, read_alibaba_2023
 from labkit.workloads.readers.formats import ENOUGH, Guess, first_line, guesses
-from labkit.workloads.readers.gavel import read_gavel, read_gavel_old
+from labkit.workloads.readers.gavel import read_gavel, read_gavel_old, read_shockwave
 from labkit.workloads.readers.google2011 import read_google_2011
 from labkit.workloads.readers.google2019 import read_google_2019
 from labkit.workloads.readers.helios import read_helios
@@ -41,8 +41,8 @@ from labkit.workloads.readers.swf import read_swf
 __all__ = [
     "FORMATS", "read", "read_alibaba_2020", "read_alibaba_2023", "read_csv", "read_gavel", "read_gavel_old",
     "read_google_2011", "read_google_2019", "read_helios", "read_kubernetes", "read_lsf", "read_mapped",
-    "read_parquet", "read_pbs", "read_philly_csv", "read_philly_log", "read_pollux", "read_sacct", "read_slurmdb",
-    "read_swf", "sniff", "write",
+    "read_parquet", "read_pbs", "read_philly_csv", "read_philly_log", "read_pollux", "read_sacct", "read_shockwave",
+    "read_slurmdb", "read_swf", "sniff", "write",
 ]  # fmt: skip
 
 FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
@@ -50,6 +50,7 @@ FORMATS: Final[dict[str, Callable[[str | Path], Jobs]]] = {
     "parquet": read_parquet,
     "gavel": read_gavel,
     "gavel-old": read_gavel_old,
+    "shockwave": read_shockwave,
     "philly-csv": read_philly_csv,
     "philly-log": read_philly_log,
     "helios": read_helios,
@@ -74,6 +75,7 @@ _READS: Final[dict[str, Callable[[str | Path], Read]]] = {
     "parquet": lambda path: plain(read_parquet(path)),
     "gavel": lambda path: plain(read_gavel(path)),
     "gavel-old": lambda path: plain(read_gavel_old(path)),
+    "shockwave": lambda path: plain(read_shockwave(path)),
     "philly-csv": lambda path: plain(read_philly_csv(path)),
     "philly-log": philly.philly_log,
     "helios": helios.helios,

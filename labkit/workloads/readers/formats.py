@@ -41,6 +41,7 @@ _HEADERS: Final = {
 _HEADERLESS: Final = {
     "gavel": ("\t", gavel.COLUMNS, (5, 6, 7, 8, 9)),
     "gavel-old": ("\t", gavel.OLD_COLUMNS, (4, 5, 6)),
+    "shockwave": ("\t", gavel.SHOCKWAVE_COLUMNS, (5, 6, 8, 9, 10, 11)),
     "google-2011": (",", google2011.COLUMNS, (0, 2, 3, 5)),
     "alibaba-2020": (",", alibaba.JOB_COLUMNS, (4, 5)),
 }

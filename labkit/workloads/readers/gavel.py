@@ -1,7 +1,8 @@
-"""Gavel's traces: 10 columns, and the older 7 columns of the traces derived from Philly. Tabs, no header."""
+"""Gavel's traces: 10 columns, the older 7 of traces derived from Philly, and Shockwave's 12. Tabs, no header."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,11 @@ OLD_COLUMNS: Final = (
     "arrival_time",
     "scale_factor",
 )
+SHOCKWAVE_COLUMNS: Final = (*COLUMNS[:7], "mode", *COLUMNS[7:9], "duration", COLUMNS[9])
 NAMES: Final = ("job_type", "command", "num_steps_arg", "working_directory")
 EXPECTED: Final = "a Gavel trace of 10 columns separated by tabs"
+EXPECTED_SHOCKWAVE: Final = "a trace of Shockwave of 12 columns separated by tabs"
+MODES: Final = ("static", "accordion", "gns")
 EXPECTED_OLD: Final = "an older Gavel trace of 7 columns separated by tabs"
 
 
@@ -45,7 +49,32 @@ def read_gavel(path: str | Path, *, throughputs: Throughputs | None = None) -> J
     first device type of a table without V100) at its number of GPUs; `GavelSpeed` warns where that is an estimate. A
     positive SLO is a multiple of that duration. Raise TraceError with every fault, with line and column.
     """
-    table = table_of(Path(path), columns=COLUMNS, names=NAMES, header=False, expected=EXPECTED, separator="\t")
+    return _weighed(
+        table_of(Path(path), columns=COLUMNS, names=NAMES, header=False, expected=EXPECTED, separator="\t"), throughputs
+    )
+
+
+def read_shockwave(path: str | Path, *, throughputs: Throughputs | None = None) -> Jobs:
+    """Return the jobs of a trace of Shockwave's simulator: as `read_gavel`, with the durations that it declares.
+
+    Jobs of a mode other than `static` change their batch size on the way; here they keep the first, and a note says so.
+    """
+    table = table_of(
+        Path(path), columns=SHOCKWAVE_COLUMNS, names=(*NAMES, "mode"), header=False, expected=EXPECTED_SHOCKWAVE,
+        separator="\t",
+    )  # fmt: skip
+    mode = np.array(table.texts("mode", known=frozenset(MODES)))
+    declared_s = table.numbers("duration", low=0, above=True)
+    jobs = _weighed(table, throughputs)
+    ratio = declared_s[_order(table)] / jobs.duration_s
+    jobs = jobs.with_columns(duration_s=declared_s[_order(table)], slo_s=jobs.slo_s * ratio)
+    changing = int(np.count_nonzero(mode != "static"))
+    note = f"{changing:,} of {len(jobs):,} jobs change their batch size in Shockwave (accordion, gns); here they do not"
+    return replace(jobs, notes=(*jobs.notes, note)) if changing else jobs
+
+
+def _weighed(table: TraceTable, throughputs: Throughputs | None) -> Jobs:
+    """Return the jobs of a table with weights and SLOs."""
     weight = table.numbers("priority_weight", low=0, above=True)
     slo = table.numbers("SLO")
     table.fault(slo == 0, "SLO", expected="a multiple of the duration, or a negative number for none")
