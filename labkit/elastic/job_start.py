@@ -67,7 +67,7 @@ from labkit.elastic.protocol.sites import (
 from labkit.elastic.schedules import Schedule
 from labkit.elastic.server.block import Block
 from labkit.elastic.server.optimizers import OwnUpdate
-from labkit.elastic.server.torch_optimizers import TorchUpdates, recipes
+from labkit.elastic.server.torch_optimizers import TorchUpdates, check_schedulers, recipes
 from labkit.elastic.server.update_rule import UpdateRule
 from labkit.elastic.shards import check_batch
 from labkit.elastic.transport import Scheme, TransportError, new_token, private_folder
@@ -255,6 +255,8 @@ def start(
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     program = _with_state(Program(model, loading.data, loss), state)
     rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
+    if rule.torch is not None:
+        check_schedulers(rule.torch, n_steps=steps)
     optimizer, numbers = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
     folder, places = checked_folder(folder), checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)

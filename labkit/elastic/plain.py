@@ -14,6 +14,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
 from labkit.elastic.server.optimizers import OwnUpdate, optimizer
+from labkit.elastic.shards.batches import check_batch
 from labkit.elastic.worker.forward import LossParts, backward, cast, checked, clock_of, parted
 from labkit.system.threads import one_thread
 
@@ -37,7 +38,8 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
     """Yield the micro-batches of a training, take the loss of each, and update the model; return the loss of each step.
 
     Micro-batches begin with the buffers of the step, which become their mean; one that is `per_shard` goes on from its
-    own. Raise InputError if an option has no counterpart in torch.
+    own. Raise InputError if an option has no counterpart in torch, or
+    a batch cannot be cut into shards.
 
     Parameters
     ----------
@@ -54,6 +56,7 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
         data, batch=options.get("batch"), shuffle=options.get("shuffle", True), loaders=0, default=BATCH
     )
     n, seed = int(options.get("shards", 8)), options.get("seed", 0)
+    check_batch(len(loading.data), batch=loading.batch, n_shards=n)
     program = Program(model, loading.data, _no_loss)
     spec = Spec((), (), "", {}, loading.batch, n, steps, seed, n_samples=len(loading.data), shuffle=loading.shuffle)
     samples, steppers = Samples(loading.data, spec), Steppers(options, model)

@@ -162,7 +162,9 @@ class ScriptLoop:
             n = len(getattr(self.data, "sampler", self.data))
         except TypeError:
             raise InputError(f"epochs is {epochs}, of a stream whose length is not known; expected steps=.") from None
-        return max(1, whole("epochs", epochs, least=1) * n // int(batch))
+        passes = whole("epochs", epochs, least=1)
+        drops = getattr(self.data, "drop_last", False)
+        return max(1, passes * (n // int(batch)) if drops else passes * n // int(batch))
 
     def __enter__(self) -> ScriptLoop:
         frame = sys._getframe(1)
@@ -449,6 +451,8 @@ class LoopLoss:
         try:
             answer = self._turns.ask(Ended(state))
         except BaseException as error:
+            if isinstance(error, SystemExit) and not error.code:
+                return
             raise InputError(f"after the training, {error_text(error, self.script.path)}") from error
         finally:
             sys.modules["__main__"] = main

@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,6 +227,39 @@ def test_an_optimizer_that_servers_cannot_step_is_refused_with_why(make: Any, wh
     with pytest.raises(InputError, match=what) as refused:
         recipes(lambda model: make(model.parameters()), net())
     assert "\n" not in str(refused.value)
+
+
+class Average:
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, *_: Any) -> None:
+        self.shadow = {name: 0.9 * value for name, value in self.shadow.items()}
+
+
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [
+        (lambda model: lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 1.0), "'model'"),
+        (lambda model: partial(torch.clamp, model.weight), "'argument 0'"),
+        (lambda model: Average(model).update, "'weight'"),
+    ],
+)
+def test_a_hook_of_an_optimizer_that_refers_to_the_model_is_refused(hook: Any, what: str) -> None:
+    """On a server it would change a copy that nothing trains."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(hook(model))
+    with pytest.raises(InputError, match=f"a hook of optimizer SGD uses {what}"):
+        recipes(optimizer, model)
+
+
+def test_a_scheduler_that_ends_before_the_training_is_refused_before_it() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ending = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=5)
+    with pytest.raises(InputError, match=r"the scheduler cannot be stepped through 6 updates: Tried to step 6 times"):
+        train(model, as_dataset((X, Y)), loss, optimizer=optimizer, scheduler=ending, steps=6, batch=16, shards=1)
 
 
 def test_two_optimizers_with_one_parameter_are_refused() -> None:

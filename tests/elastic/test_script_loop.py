@@ -400,6 +400,28 @@ def test_epochs_are_counted_in_updates() -> None:
     assert loop(steps=None, epochs=3, batch=4).steps == 6
 
 
+def test_epochs_of_a_loader_that_drops_its_last_batch_are_as_many_updates_as_it_has_batches() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(100, 2), torch.zeros(100, 1))
+    model = nn.Linear(2, 1)
+    for drops, updates in ((True, 24), (False, 25)):
+        loader = torch.utils.data.DataLoader(data, batch_size=32, drop_last=drops)
+        made = labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=8, shards=2)
+        assert made.steps == updates
+
+
+def test_a_batch_that_shards_do_not_divide_is_refused_alone_too() -> None:
+    with pytest.raises(InputError, match="a batch of 20 samples cannot be cut into 8 equal logical shards"):
+        next(iter(loop(batch=20, shards=8)))
+
+
+def test_a_script_that_ends_by_sys_exit_without_an_error_has_succeeded(tmp_path: Path) -> None:
+    training = read_training(write(tmp_path, SCRIPT + "import sys\nsys.exit(0)\n"), seed=3)
+    training.finish(training.start(steps=2, workers=1, servers=1).wait())
+    failing = read_training(write(tmp_path, SCRIPT + "import sys\nsys.exit('no')\n"), seed=3)
+    with pytest.raises(InputError, match=r"after the training, .*SystemExit: no"):
+        failing.finish(failing.start(steps=2, workers=1, servers=1).wait())
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
