@@ -9,11 +9,13 @@ checked.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import itertools
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
@@ -234,7 +236,10 @@ class ScriptLoop:
         import torch
 
         asked = turns.answer(self)
+        rates = None if self.starting else WorkerRates(self.optimizer, self.scheduler, self.options)
         while not isinstance(asked, Ended):
+            if rates is not None:
+                rates.at(asked.batch.step)
             if torch.get_num_threads() != asked.n_threads:  # of OpenMP, which has a number for each thread
                 torch.set_num_threads(asked.n_threads)
             with ExitStack() as around:
@@ -295,6 +300,44 @@ class ScriptLoop:
         """Arguments of `labkit.elastic.start` beside model, data and loss."""
         scheduler = {} if self.scheduler is None else {"scheduler": self.scheduler}
         return {**self.options, "optimizer": self.optimizer, **scheduler}
+
+
+class WorkerRates:
+    """The schedulers of a script in a worker, stepped to the update that its body is for, as the body may read rates.
+
+    `optimizers`, `schedulers`: one or several; functions that make one are left out. The updates themselves are made on
+    servers, with schedulers of their own.
+    """
+
+    def __init__(self, optimizers: Any, schedulers: Any, options: Mapping[str, Any]) -> None:
+        self._every = options.get("scheduler_every", 1)
+        self._schedulers = [each for each in _listed(schedulers) if hasattr(each, "last_epoch")]
+        self._groups = [group for each in _listed(optimizers) for group in getattr(each, "param_groups", ())]
+        self._n = 0
+        self._first = copy.deepcopy([each.state_dict() for each in self._schedulers])
+        self._options = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
+
+    def at(self, update: int) -> None:
+        """Step them to an update, from 0; back to the first one where it lies behind."""
+        if not self._schedulers:
+            return
+        n = update // self._every
+        if n < self._n:
+            for scheduler, state in zip(self._schedulers, self._first, strict=True):
+                scheduler.load_state_dict(copy.deepcopy(state))
+            for group, options in zip(self._groups, self._options, strict=True):
+                group.update(copy.deepcopy(options))
+            self._n = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a scheduler is stepped before its optimizer, which is elsewhere
+            while self._n < n:
+                for scheduler in self._schedulers:
+                    scheduler.step()
+                self._n += 1
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 OF_PROOF: Final = 3

@@ -18,6 +18,7 @@ from benchmarks.ports.faults import disturbed
 from labkit.core.errors import InputError
 from labkit.elastic import JobError
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.job import ScaleRequest, follow
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
@@ -99,6 +100,17 @@ def test_a_script_has_the_bits_that_it_has_alone_with_three_workers_kills_and_sc
     assert same(training.model.state_dict(), result.state_dict()), "the script continues with the trained model"
     assert str(torch.load("optimizer.pt")) == optimizer, "and with its optimizer and scheduler"
     assert "accuracy" in result.metrics
+
+
+def test_a_body_reads_the_learning_rate_of_its_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler divides it by ten after 10, 20 and 30 updates; a worker that is added begins with that of then."""
+    text = SCRIPT.replace("job.step(loss,", "job.step(loss * (1 + 50 * scheduler.get_last_lr()[0]),")
+    script = write(tmp_path, text)
+    subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, check=True)
+    monkeypatch.chdir(tmp_path)
+    with read_training(script, seed=3).start(workers=1, servers=1) as job:
+        result = follow(job, [ScaleRequest.parse("12:+1worker")], strategy="handover", on_event=lambda _: None)
+    assert same(result.state_dict(), torch.load("state.pt"))
 
 
 def test_the_command_trains_a_script_and_lets_it_go_on_once(tmp_path: Path) -> None:
