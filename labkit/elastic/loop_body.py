@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +74,7 @@ class BodyCheck:
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
         self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
+        self._last: dict[str, Any] = {}
         self.changed: list[str] = []
 
     def around(self) -> Iterator[None]:
@@ -81,6 +82,7 @@ class BodyCheck:
         variables = self._compared()
         known = {name: value for name, value in variables.items() if name in self._names}
         before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
+        self._check_between(before)
         versions = self._hide_gradients()
         modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
         with without_scaler(), _without_steps(), modes_stay:
@@ -89,6 +91,7 @@ class BodyCheck:
         now = _variables() if variables else {}
         numbers = {name: _plain(now[name]) for name, (kind, *_) in before.items() if kind == "number" and name in now}
         after = self._tokens_of(known) | numbers
+        self._last = after or self._last
         for name, token in before.items():
             if after.get(name, token) != token and name not in self.changed:
                 self._refuse_or_keep(name, token, after[name])
@@ -114,7 +117,23 @@ class BodyCheck:
 
     def _tokens_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         pairs = (pair for name, value in variables.items() for pair in self._tokens(name, value))
-        return dict(islice(pairs, MOST_TOKENS))
+        return dict(islice(chain(self._numbers() if variables else (), pairs), MOST_TOKENS))
+
+    def _numbers(self) -> Iterator[tuple[str, Any]]:
+        """Yield the numbers that modules of the model have as attributes, such as a temperature."""
+        for name, module in self._modules:
+            for key, value in vars(module).items():
+                if isinstance(value, int | float) and key != "training" and not key.startswith("_"):
+                    yield f"{f'model.{name}'.rstrip('.')}.{key}", ("attribute", repr(value))
+
+    def _check_between(self, before: Mapping[str, Any]) -> None:
+        """Look at what bodies changed since the last comparison: tensors in place, and numbers of the model."""
+        for name, token in before.items():
+            last = self._last.get(name, token)
+            written = token[0] in ("weights", "tensor") and last[0] == token[0]
+            in_place = written and last[1] == token[1] and token[2] > last[2]
+            if (in_place or (token[0] == "attribute" and token != last)) and name not in self.changed:
+                self._refuse_or_keep(name, last, token)
 
     def _options(self) -> tuple[list[list[dict[str, Any]]], list[int]]:
         """Return the options of the job's optimizers, and the steps of its schedulers."""

@@ -349,6 +349,25 @@ def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys:
         assert err.count(f"the body of the loop changes {names}: each worker would have its own") == 1, err
 
 
+def test_what_a_body_changes_between_two_looks_is_found_at_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """After update 16 the body is looked at with update 21: a target network, a temperature."""
+    job = loop(steps=30, shards=1, batch=4)
+    target, model = nn.Linear(2, 1), job.model
+    model.temperature = 1.0
+    with pytest.raises(ChangedError, match=r"update 21: the body of the loop changes target\.weight"), job:
+        for x, _ in job:
+            if job.update == 18:
+                model.temperature = 0.5
+                target.load_state_dict(model.state_dict())
+            job.step((model(x) - target(x).detach()).square().mean() / model.temperature)
+    job = loop(steps=30, shards=1, batch=4)
+    with job:
+        for x, _ in job:
+            job.model.temperature = 1.0 if job.update < 18 else 0.5
+            job.step(job.model(x).mean())
+    assert "the body of the loop changes model.temperature" in capsys.readouterr().err
+
+
 def test_a_model_that_is_in_evaluation_mode_before_the_loop_stays_so_alone_too() -> None:
     with loop(batch=8, shards=1) as job:
         job.model.eval()
