@@ -82,12 +82,7 @@ def train(
         bool,
         typer.Option("--sync/--async", help="Synchronous updates by all workers, or asynchronous updates by each."),
     ] = True,
-    batch: Annotated[
-        int,
-        typer.Option(
-            help="Samples per update, for any number of workers. Default of a file of your own: what it says, else 64."
-        ),
-    ] = 32,
+    batch: Annotated[int, typer.Option(help="Samples per update, for any number of workers.")] = 32,
     shards: Annotated[
         int, typer.Option(help="Logical shards of a batch. Their gradients are summed in a fixed order.")
     ] = 8,
@@ -214,7 +209,7 @@ def train(
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     from labkit.elastic.controller.controller_state import checked_strategy
     from labkit.elastic.job import ScaleRequest, follow, most_servers
-    from labkit.elastic.own_training import arguments_of, is_file, validation_of
+    from labkit.elastic.own_training import arguments_of, validation_of
     from labkit.elastic.protocol.sites import ports_of
 
     checked_strategy(strategy)
@@ -223,10 +218,8 @@ def train(
     with _printing(as_json):
         name, training = _training(model, typed, width=width, samples=samples, seed=seed)
     steps = training.options.get("steps", STEPS) if steps is None else steps
-    usual = "batch" not in typed and is_file(model)  # a file has the batch of `start`, as from Python
     how = {
-        "batch": None if usual else batch, "workers": workers, "servers": servers, "shards": shards,
-        "optimizer": optimizer, "seed": seed,
+        "batch": batch, "workers": workers, "servers": servers, "shards": shards, "optimizer": optimizer, "seed": seed,
         "most_servers": most_servers(servers, requests), "save_every": save_every, "folder": folder, "sync": sync,
         "lr": lr, "standby": standby, "restarts": restarts, "restarts_within_s": restarts_within_s, "lease_s": lease_s,
         "start_s": start_s, "patience_s": patience_s, "on_nan": on_nan, "network": network, "ports": ports_of(ports),

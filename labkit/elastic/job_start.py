@@ -254,9 +254,7 @@ def start(
     )  # fmt: skip
     check_words(on_nan=on_nan, resume=resume, partition=partition, precision=precision, proof=proof)
     program = _with_state(Program(model, loading.data, loss), state)
-    rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every))
-    if rule.torch is not None:
-        check_schedulers(rule.torch, n_steps=steps)
+    rule = _rule(optimizer, program, schedule, clip_value=clip_value, torch=(scheduler, scheduler_every), n=steps)
     optimizer, numbers = checked_update(optimizer, options, rule=rule, n_steps=steps, arguments=_arguments())
     folder, places = checked_folder(folder), checked_sites(sites, network=network, addresses=addresses, devices=devices)
     reach = _checked_network(places, network=network, addresses=addresses, ports=ports)
@@ -306,9 +304,9 @@ def _started(
 
 
 def _rule(
-    optimizer: Any, program: Program, schedule: Any, *, clip_value: Any, torch: tuple[Any, Any]
+    optimizer: Any, program: Program, schedule: Any, *, clip_value: Any, torch: tuple[Any, Any], n: int
 ) -> UpdateRule:  # fmt: skip
-    """Return what servers do beside a named optimizer's update; that itself, and its schedulers, if of torch."""
+    """Return what servers do beside a named optimizer's `n` updates; these, and its schedulers, if of torch."""
     own, (scheduler, every) = optimizer if isinstance(optimizer, OwnUpdate) else None, torch
     if isinstance(optimizer, str) or own is not None:
         if scheduler is not None:
@@ -317,6 +315,7 @@ def _rule(
     check_model(program.model, pickled=program.is_pickled)
     every = whole("scheduler_every", every, least=1)
     made = recipes(optimizer, program.model, scheduler=scheduler, every=every, schedule=schedule)
+    check_schedulers(made, n_steps=n)
     return UpdateRule(None, schedule, clip_value, made)
 
 

@@ -191,8 +191,8 @@ def arguments_of(training: OwnTraining, how: Mapping[str, Any], *, typed: Collec
     """
     given = {name: value for name, value in how.items() if value is not None}
     defaults = {name: value for name, value in given.items() if name not in typed}
-    if hasattr(training.data, "batch_size"):
-        defaults.pop("batch", None)  # a DataLoader has one
+    if hasattr(training.data, "batch_size") or hasattr(training.loss, "loop"):
+        defaults.pop("batch", None)  # a DataLoader has one, a script's loop that of the script alone
     return {**defaults, **training.arguments, **{name: given[name] for name in given if name in typed}}
 
 

@@ -351,17 +351,18 @@ def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys:
 
 def test_what_a_body_changes_between_two_looks_is_found_at_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
     """After update 16 the body is looked at with update 21: a target network, a temperature."""
-    job = loop(steps=30, shards=1, batch=4)
-    target, model = nn.Linear(2, 1), job.model
-    model.temperature = 1.0
-    with pytest.raises(ChangedError, match=r"update 21: the body of the loop changes target\.weight"), job:
-        for x, _ in job:
-            if job.update == 18:
-                model.temperature = 0.5
-                target.load_state_dict(model.state_dict())
-            job.step((model(x) - target(x).detach()).square().mean() / model.temperature)
-    job = loop(steps=30, shards=1, batch=4)
-    with job:
+
+    def with_a_target() -> None:
+        target = nn.Linear(2, 1)
+        with loop(steps=30, shards=1, batch=4) as job:
+            for x, _ in job:
+                if job.update == 18:
+                    target.load_state_dict(job.model.state_dict())
+                job.step((job.model(x) - target(x).detach()).square().mean())
+
+    with pytest.raises(ChangedError, match=r"update 21: the body of the loop changes target\.weight"):
+        with_a_target()
+    with loop(steps=30, shards=1, batch=4) as job:
         for x, _ in job:
             job.model.temperature = 1.0 if job.update < 18 else 0.5
             job.step(job.model(x).mean())

@@ -9,15 +9,11 @@ needs more than one parameter at a time.
 from __future__ import annotations
 
 import copy
-import inspect
 import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import islice
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -25,6 +21,7 @@ import numpy as np
 from labkit.core.errors import InputError
 from labkit.elastic.protocol.blocks import Layout, Param, Vector, is_untouched, mean_gradient, trained
 from labkit.elastic.schedules import Schedule, factor_of
+from labkit.elastic.server.optimizer_hooks import check_hooks
 from labkit.elastic.server.optimizers import TorchOptimizer, UpdateError
 
 if TYPE_CHECKING:
@@ -43,9 +40,6 @@ WHOLE: Final = {
 HYPER_KEPT: Final = 8
 MOST_TRIED: Final = 50_000
 """Updates through which schedulers are stepped before a job, at most: half a second."""
-DEPTH: Final = 3
-MOST_LOOKED_AT: Final = 100
-"""How deep, and at how many values of each thing, it is looked what a hook of an optimizer refers to."""
 SKIPPED: Final = 1 << 40
 """Added to the first number of a parameter in its block: key of the updates that it has skipped, in `Block.seen`."""
 
@@ -371,7 +365,7 @@ def recipes(
     made = [_result_of("optimizer", each, model) for each in given]
     for each in made:
         _check_kind(each)
-        _check_hooks(each)
+        check_hooks(each)
     names = {id(p): name for name, p in trained(model)}
     found = tuple(_recipe(each, names, model) for each in made)
     options = tuple(
@@ -432,46 +426,6 @@ def check_schedulers(updates: TorchUpdates, *, n_steps: int) -> None:
                 f"the scheduler cannot be stepped through {n_steps} updates: {error} Expected one for as many; "
                 "a training of E epochs has E * samples // batch updates."
             ) from error
-
-
-def _check_hooks(optimizer: Optimizer) -> None:
-    """Check that hooks of the optimizer's steps reach parameters by their argument alone, as servers have no model."""
-    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        for hook in getattr(optimizer, hooks, {}).values():
-            if name := _trained_in(hook, DEPTH):
-                raise InputError(
-                    f"a hook of optimizer {type(optimizer).__name__} uses {name}, which servers have not. Expected one "
-                    "that uses its argument alone: optimizer.param_groups, and optimizer.state for what it keeps."
-                )
-
-
-def _trained_in(value: Any, depth: int) -> str:
-    """Return the name of a module, tensor or optimizer that a function, or an object, refers to; "" for none."""
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    for name, each in islice(_references(value).items(), MOST_LOOKED_AT):
-        if isinstance(each, nn.Module | Tensor | Optimizer):
-            return f"'{name}'"
-        if depth and (found := _trained_in(each, depth - 1)):
-            return found
-    return ""
-
-
-def _references(value: Any) -> dict[Any, Any]:
-    """Return what a function, or an object, refers to, by name."""
-    if isinstance(value, partial):
-        return {"func": value.func, **{f"argument {i}": each for i, each in enumerate(value.args)}, **value.keywords}
-    if inspect.ismethod(value):
-        return {"self": value.__self__, value.__name__: value.__func__}
-    if inspect.isfunction(value):
-        reached = inspect.getclosurevars(value)
-        return {**reached.globals, **reached.nonlocals}
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    if isinstance(value, dict):
-        return value
-    return {} if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {})
 
 
 def _recipe(optimizer: Optimizer, names: Mapping[int, str], model: nn.Module) -> Recipe:
