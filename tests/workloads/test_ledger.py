@@ -139,6 +139,38 @@ def test_components_of_unequal_length_have_their_hours_and_no_type_where_types_d
     assert (jobs.n_workers.tolist(), gpu_hours(jobs), jobs.measured_on.tolist()) == ([8], 5, [""])
 
 
+def components(*rows, spread="NNodes|NodeList|Partition|Constraints"):
+    """Return rows of a heterogeneous job, with what each has: GPUs, kind of GPU, nodes, hosts, partition, features."""
+    lines = []
+    for i, (gpus, kind, *told) in enumerate(rows):
+        typed = f"gres/gpu:{kind}={gpus},gres/gpu={gpus}" if gpus else "billing=4"
+        lines.append("|".join([row(f"7+{i}").replace("gres/gpu=1", typed), *told]))
+    return {"rows": lines, "header": f"{HEADER}|{spread}"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes", "hosts", "partition", "constraint"),
+    [
+        ([(8, "a100", "1", "a01", "gpu", "ib"), (8, "a100", "1", "a02", "gpu", "ib")], 2, "a01,a02", "gpu", "ib"),
+        ([(0, "", "1", "c01", "cpu", "big"), (8, "a100", "1", "g01", "gpu", "")], 1, "g01", "gpu", ""),
+        ([(8, "v100", "1", "v01", "old", "x"), (8, "a100", "1", "a01", "new", "y")], 2, "v01,a01", "", ""),
+        ([(2, "a100", "1", "a01", "gpu", ""), (8, "a100", "1", "a02", "gpu", "")], 0, "a01,a02", "gpu", ""),
+        ([(2, "a100", "1", "a01", "gpu", ""), (6, "a100", "1", "a01", "gpu", "")], 1, "a01", "gpu", ""),
+    ],
+    ids=["alike", "one without GPUs", "two types", "unlike sizes", "on one host"],
+)
+def test_a_heterogeneous_job_has_the_nodes_of_its_gpus_and_the_rules_that_they_share(
+    tmp_path, rows, nodes, hosts, partition, constraint
+):
+    made = components(*rows)
+    jobs = slurm(tmp_path, *made["rows"], header=made["header"]).jobs
+    assert (jobs.id.tolist(), jobs.nodes.tolist(), jobs.recorded_hosts.tolist()) == (["7"], [nodes], [hosts])
+    assert (jobs.partition_names().tolist(), jobs.constraint.tolist()) == ([partition], [constraint])
+    assert jobs.n_workers.tolist() == [sum(gpus for gpus, *_ in rows)]
+    differs = len({part for gpus, _, _, _, part, _ in rows if gpus}) > 1
+    assert any("the partition that differs among components" in note for note in jobs.notes) == differs
+
+
 def with_uid(entry, *, own, owner=""):
     entry["metadata"]["uid"] = own
     for reference in entry["metadata"]["ownerReferences"]:

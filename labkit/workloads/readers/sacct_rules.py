@@ -80,7 +80,7 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     follows = after != ""
     begins = (delay_s > SLURM_DELAY_S) & ~follows & (at_most == 0)
     gpus, nodes = rows["gpus"].to_numpy(np.float64), rows["nodes"].to_numpy(np.float64)
-    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & np.array(["+" not in name for name in ids], np.bool_)
+    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1))
     named = (rows["asked_hosts"] != "").to_numpy()
     constraint = rows["constraint"].to_numpy(dtype=object).copy()
     constraint[named] = [_constraint(*each) for each in zip(constraint[named], rows["asked_hosts"][named], strict=True)]
