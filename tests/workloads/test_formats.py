@@ -338,6 +338,69 @@ def test_an_object_that_waits_is_no_job(tmp_path, status):
     assert found.ledger.left_out == {"never started": 2}
 
 
+def owned(name, owner, *, gpus=2, created="08:00:00", ran=("08:00:00", "09:00:00"), labels=None, **status):
+    """Return a pod of 4 March that an object made."""
+    made = pod(name, gpus=gpus, created=created, ran=ran, labels=labels)
+    made["status"] |= status
+    made = json.loads(json.dumps(made).replace("2024-03-01", "2024-03-04"))
+    made["metadata"] |= {"uid": name, "ownerReferences": [{"controller": True, **owner}]}
+    return made
+
+
+def of_pods(tmp_path, *entries):
+    return ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": list(entries)})))
+
+
+EARLIER = pod("z", gpus=1, created="06:00:00", ran=("06:00:00", "06:30:00"))
+EARLIER = json.loads(json.dumps(EARLIER).replace("2024-03-01", "2024-03-04"))
+JOB = {"kind": "Job", "name": "tj", "uid": "Job-tj"}
+KUEUE_JOB = thing("Job", {"parallelism": 1, "completions": 1, "template": template()})
+KUEUE_JOB["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+VOLCANO_JOB = thing("Job", {"queue": "lq", "tasks": [{"name": "w", "replicas": 1, "template": template()}]})
+WORKLOAD = thing("Workload", OBJECTS[7][0]["spec"] | {"queueName": "lq"}, name="wl", status=FINISHED, owners=[JOB])
+
+
+@pytest.mark.parametrize("maker", [KUEUE_JOB, VOLCANO_JOB, WORKLOAD], ids=["Kueue's Job", "Volcano's Job", "Workload"])
+def test_a_job_arrives_when_what_made_its_pods_was_created(tmp_path, maker):
+    found = of_pods(tmp_path, EARLIER, owned("w0", JOB, created="07:59:00"), maker)
+    assert found.jobs.arrival_s.tolist() == [0, 3600]  # submitted at 7:00, an hour after the other
+    assert found.jobs.recorded_start_s.tolist() == [0, 2 * 3600]
+    assert set(found.jobs.users) == {"lab", "lq"}
+
+
+def test_completions_that_follow_each_other_do_not_all_arrive_with_their_job(tmp_path):
+    job = thing("Job", {"parallelism": 1, "completions": 2, "template": template()})
+    later = owned("w1", JOB, created="09:00:00", ran=("09:00:00", "10:00:00"))
+    assert of_pods(tmp_path, owned("w0", JOB), later, job).jobs.arrival_s.tolist() == [0, 2 * 3600]
+
+
+def test_pods_of_kueue_alone_do_not_tell_how_long_they_waited_and_a_note_says_so(tmp_path):
+    queue = {"kueue.x-k8s.io/queue-name": "lq"}
+    told = [
+        any("arrive when they were admitted" in note for note in of_pods(tmp_path, *entries).jobs.notes)
+        for entries in (
+            [owned("w0", JOB, labels=queue)],
+            [owned("w0", JOB, labels=queue), KUEUE_JOB],
+            [owned("w0", JOB, labels={**queue, "kueue.x-k8s.io/managed": "true"})],
+            [pod("w0", gpus=1, ran=("08:00:00", "09:00:00"), labels=queue)],
+        )
+    ]
+    assert told == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("dated", "gpu_hours"), [(True, 2 * 3 + 2), (False, 2)])
+def test_a_pod_that_was_evicted_ran_until_then_and_its_job_arrives_with_it(tmp_path, dated, gpu_hours):
+    moment = {"conditions": [when("DisruptionTarget", "06:00:00")]} if dated else {}
+    start = {"startTime": "2024-03-04T03:00:00Z"}
+    gone = owned("w0", JOB, created="02:00:00", ran=None, phase="Failed", reason="Evicted", **start, **moment)
+    found = of_pods(tmp_path, EARLIER, gone, owned("w1", JOB))
+    job = found.jobs.id.tolist().index("lab/tj")
+    assert found.jobs.arrival_s[job] == 0
+    assert found.jobs.arrival_s[1 - job] == 4 * 3600
+    assert hours(found) == pytest.approx(gpu_hours + 0.5)
+    assert found.ledger.unexplained_hours == 0
+
+
 def test_of_an_object_its_pods_and_what_it_made_one_counts(tmp_path):
     whole = OBJECTS[0][0]
     owner = {"kind": "PyTorchJob", "name": "tj", "uid": "PyTorchJob-tj", "controller": True}

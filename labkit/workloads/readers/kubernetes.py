@@ -17,7 +17,7 @@ from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
-from labkit.workloads.readers.kubernetes_objects import START_GUESSED, expanded
+from labkit.workloads.readers.kubernetes_objects import QUEUE, START_GUESSED, SUBMITTED, expanded
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
@@ -67,7 +67,7 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     ran = _ran(_latest(pods, ledger), ledger)
     gangs = [
-        gang for mine in _grouped(ran) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
+        gang for mine in _grouped(_submitted(ran, pods)) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
     ]  # fmt: skip
     _devices(pods, ledger)
     told_besides = " ".join(("GPUs are asked for as nvidia.com/gpu or the like", *ledger.checks)).rstrip(".")
@@ -113,6 +113,21 @@ def _ran(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
             continue
         ledger.leave_out(1, reason, gpu_hours=pod.gpu_hours)
     return ran
+
+
+def _submitted(ran: Sequence[Pod], pods: Sequence[Pod]) -> list[Pod]:
+    """Return the pods that ran, submitted no later than any pod of their job, as those that were evicted before."""
+    objects: dict[str, set[str]] = {}
+    for pod in pods:
+        objects.setdefault(pod.job, set()).update({pod.identity} - {""})
+
+    def key(pod: Pod) -> tuple[str, str]:
+        return pod.job, pod.identity if len(objects[pod.job]) > 1 else ""
+
+    first_s: dict[tuple[str, str], float] = {}
+    for pod in pods:
+        first_s[key(pod)] = min(pod.submitted_s, first_s.get(key(pod), np.inf))
+    return [replace(pod, submitted_s=first_s[key(pod)]) for pod in ran]
 
 
 def _grouped(pods: Sequence[Pod]) -> list[list[Pod]]:
@@ -162,8 +177,17 @@ def _completions(pods: list[Pod]) -> list[list[Pod]]:
     spans = [(min(p.start_s or 0.0 for p in unit), max(p.end_s or 0.0 for p in unit)) for unit in units.values()]
     if len(units) < 2 or max(start for start, _ in spans) < min(end for _, end in spans):
         return [pods]
+    ended_s = min(pod.end_s or 0.0 for pod in pods)  # who is created later waited for another completion
     return [
-        [replace(pod, job=f"{pod.job}[{name}]" if pod.index else name) for pod in unit] for name, unit in units.items()
+        [
+            replace(
+                pod,
+                job=f"{pod.job}[{name}]" if pod.index else name,
+                submitted_s=pod.submitted_s if min(p.created_s for p in unit) < ended_s else pod.created_s,
+            )
+            for pod in unit
+        ]
+        for name, unit in units.items()
     ]
 
 
@@ -195,6 +219,7 @@ class Gang:
     servers: tuple[Pod, ...]
     under_way: bool
     changed: bool
+    wait_unknown: bool
 
 
 def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | None:
@@ -216,7 +241,7 @@ def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | Non
     lasts_s = 3600 * sum(pod.gpu_hours for pod in workers) / gpus if gpus > 0 else busy_s
     return Gang(
         first=at_once[0],
-        arrival_s=min(pod.created_s for pod in pods),
+        arrival_s=min(pod.submitted_s for pod in pods),
         start_s=min(pod.start_s or np.nan for pod in workers),
         nodes=tuple(dict.fromkeys(pod.node for pod in at_once if pod.node)),
         busy_s=lasts_s,
@@ -227,6 +252,7 @@ def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | Non
         servers=tuple(_most_at_once(list(servers))) if servers else (),
         under_way=any(pod.under_way for pod in workers),
         changed=abs(lasts_s - busy_s) > 0.01 * busy_s,
+        wait_unknown=all(pod.wait_unknown for pod in pods),
     )
 
 
@@ -298,6 +324,11 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
         "their GPU-hours",
     )
     ledger.remark(
+        [gang.wait_unknown for gang in gangs],
+        "a queue of Kueue and no Job or Workload in the file, so that they arrive when they were admitted (kubectl get "
+        "pods,jobs,workloads tells when they were submitted)",
+    )
+    ledger.remark(
         [gang.first.starts_at_creation for gang in gangs],
         "no start time, so that they start at their creation",
     )
@@ -334,6 +365,8 @@ QUEUE_LABELS: Final = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "sc
 MODEL_LABELS: Final = ("app.kubernetes.io/name", "app")
 ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec", "elasticjob.dlrover/replica-type",
                       "tf-replica-type")  # fmt: skip
+STOPS: Final = (("Ready", "False"), ("ContainersReady", "False"), ("DisruptionTarget", "True"))
+"""Conditions of a pod that is over which tell when it stopped: the last of it where its containers tell no end."""
 PLAIN_JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 _MOST_CORES: Final = 1e6
@@ -349,8 +382,9 @@ class Pod:
         Its name, and that of its job, both with the namespace.
     owner : str
         Kind of its controller; "" without one.
-    created_s, start_s, end_s, seen_s : float
-        Seconds since 1970, None where not known; `last_s` is the last moment that the pod tells.
+    created_s, submitted_s, start_s, end_s, last_s : float
+        Seconds since 1970, None where not known; `submitted_s` is when what made it was created, and `last_s` the last
+        moment that the pod tells.
     under_way : bool
         It has not ended.
     gpus, cpus, memory_gb : float
@@ -369,6 +403,8 @@ class Pod:
         Resources that look like devices and are not known as GPUs.
     node : str
         The machine that it was bound to.
+    wait_unknown : bool
+        It was made when Kueue admitted its job, and nothing tells when that was submitted.
     """
 
     name: str
@@ -380,6 +416,7 @@ class Pod:
     priority: float
     is_ps: bool
     created_s: float
+    submitted_s: float
     start_s: float | None
     end_s: float | None
     last_s: float
@@ -396,6 +433,7 @@ class Pod:
     succeeded: bool = False
     devices: tuple[str, ...] = ()
     node: str = ""
+    wait_unknown: bool = False
 
     @property
     def gpu_hours(self) -> float:
@@ -440,6 +478,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
     created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
     if created_s is None:
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
+    submitted_s = _moment_s(metadata.get(SUBMITTED), SUBMITTED)
     start_s, end_s, seen = _times(status)
     gpus, slices = _gpus(metadata, spec)
     cpus = _requested(spec, lambda one: _of(one, "cpu"))
@@ -447,12 +486,14 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
         owner="" if job else owner[0],
-        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), space),
+        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), "")
+        or str(metadata.get(QUEUE) or space),
         model=next((str(labels[label]) for label in MODEL_LABELS if _text(labels.get(label))), "job"),
         device_type=_type(spec),
         priority=_plain_number(spec.get("priority")),
         is_ps=any(str(labels.get(label, "")).lower() in ("ps", "parameter-server") for label in ROLE_LABELS),
         created_s=created_s,
+        submitted_s=min(created_s, submitted_s or created_s),
         start_s=start_s,
         end_s=end_s,
         last_s=max([created_s, *seen]),
@@ -469,6 +510,10 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         succeeded=status.get("phase") == "Succeeded",
         devices=_unknown_devices(spec, labels),
         node=str(spec.get("nodeName") or ""),
+        wait_unknown=submitted_s is None
+        and bool(owner[0])
+        and _text(labels.get(QUEUE_LABELS[0]))
+        and not labels.get("kueue.x-k8s.io/managed"),  # a pod of its own, which waits itself
     )
 
 
@@ -500,8 +545,8 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
         starts += [_moment_s(phase.get("startedAt"), "startedAt") for phase in (before, done, running)]
         ends.append(_moment_s(done.get("finishedAt"), "finishedAt"))
     changes = [
-        (_mapping(one).get("type"), _moment_s(_mapping(one).get("lastTransitionTime"), "lastTransitionTime"))
-        for one in _list(status.get("conditions"))
+        (one.get("type"), one.get("status"), _moment_s(one.get("lastTransitionTime"), "lastTransitionTime"))
+        for one in map(_mapping, _list(status.get("conditions")))
     ]
     began_s = _moment_s(status.get("startTime"), "status.startTime")
     known_starts = [s for s in starts if s]
@@ -511,11 +556,11 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
     start_s = min(known_starts) if known_starts else None
     if status.get("phase") in ("Succeeded", "Failed"):
         start_s = start_s or began_s
-        stopped = [s for kind, s in changes if kind in ("Ready", "ContainersReady") and s]
+        stopped = [s for kind, holds, s in changes if s and (kind, holds) in STOPS]
         end_s = max(known_ends) if known_ends else max(stopped, default=None)
     else:
         end_s = None
-    seen = [s for s in (*known_starts, *known_ends, began_s, *(s for _, s in changes)) if s]
+    seen = [s for s in (*known_starts, *known_ends, began_s, *(s for _, _, s in changes)) if s]
     return start_s, end_s, seen
 
 
