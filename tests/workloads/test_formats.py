@@ -212,6 +212,47 @@ def test_runs_of_a_job_of_pbs_are_one_job_and_other_events_are_counted(tmp_path)
     assert found.ledger.left_out == {"of other events (Q)": 1}
 
 
+def torque(kind, date, *, start=0, ready=T):
+    """Return a record of Torque on 1 March 2024, whose dates are two hours ahead of UTC."""
+    told = (
+        f"user=ada queue=q jobname=t ctime={T} qtime={ready} etime={ready} start={start} Resource_List.nodes=1:gpus=2"
+    )
+    if kind == "E":
+        told += f" end={start + 7200} Exit_status=0"
+    return f"03/01/2024 {date};{kind};500.srv;{told * (kind in 'SE')}"
+
+
+def test_a_job_of_torque_that_is_run_again_has_both_runs_and_was_ready_at_first(tmp_path):
+    first, again = torque("S", "12:00:00", start=T), T + 2 * 3600
+    last = [torque("S", "14:00:00", start=again, ready=HOUR), torque("E", "16:00:00", start=again, ready=HOUR)]
+    found = assert_read(
+        put(tmp_path, "x", "\n".join([first, torque("R", "13:00:00"), *last])), "pbs", jobs=1, gpu_hours=6.0
+    )
+    assert np.isnan(found.jobs.begin_s).all()  # etime was an hour later when it ran again
+    unknown = assert_read(put(tmp_path, "y", "\n".join([first, *last])), "pbs", jobs=1, gpu_hours=4.0)
+    assert any("without a known end" in reason for reason in unknown.ledger.left_out)
+    assert np.isnan(unknown.jobs.begin_s).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores"),
+    [
+        ("Resource_List.nodes=2:ppn=8:gpus=2 total_execution_slots=16", 16),
+        ("Resource_List.nodes=h1:ppn=2:gpus=1+h2:ppn=6:gpus=3 Resource_List.ncpus=1", 8),
+        ("Resource_List.select=2:ncpus=4:ngpus=2 Resource_List.ncpus=8", 8),
+        ("Resource_List.ngpus=4", 16),  # exec_host=n1/0*8+n2/0*8
+    ],
+)
+def test_pbs_and_torque_tell_cores_in_several_ways(tmp_path, asked, cores):
+    jobs = ledgered(put(tmp_path, "x", pbs(12, asked))).jobs
+    assert (jobs.n_workers[0], jobs.n_workers[0] * jobs.worker_demand[0, 1]) == (4, cores)
+
+
+def test_hosts_of_lsf_may_stand_with_their_slots(tmp_path):
+    jobs = ledgered(put(tmp_path, "x", lsf(10, hosts=("4*h1", "4*h2")))).jobs
+    assert (jobs.n_workers[0], jobs.n_workers[0] * jobs.worker_demand[0, 1], jobs.nodes[0]) == (4, 8, 2)
+
+
 def lsf(job, *, start=T, hosts=("h1", "h1"), needs="rusage[ngpus_physical=2.00]", status=64, index=0):
     quoted = " ".join(f'"{host}"' for host in hosts)
     usage = " ".join(["-1"] * 19)
