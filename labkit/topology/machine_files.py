@@ -21,9 +21,11 @@ from labkit.core.device_names import (
     counting,
     device_counts,
     is_known,
+    part_by_labels,
     quantity,
     requested_gpus,
     slice_of,
+    whole_type,
 )
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
@@ -59,6 +61,8 @@ class ListedHost:
         Resources that look like devices and are not known as GPUs.
     bare : bool
         Only its name and partitions are told, not what it has.
+    divided : bool
+        It lists parts of its GPUs as GPUs, as time slicing does.
     """
 
     name: str
@@ -71,6 +75,7 @@ class ListedHost:
     down: str = ""
     devices: tuple[str, ...] = ()
     bare: bool = False
+    divided: bool = False
 
     def joined(self, other: ListedHost) -> ListedHost:
         """Return the host with what another file, or another row, tells of it."""
@@ -157,6 +162,11 @@ def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
         notes.append(f"hosts with GPUs of several types stand as one host for each: {n_more} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
         notes.append(f"slices of GPUs count by their sevenths, rounded up to whole GPUs: {_some(odd)}")
+    if divided := [one for one in kept if one.divided]:
+        notes.append(
+            f"slices count as parts of GPUs on {len(divided)} hosts: {_some(divided)}; those that pods ask for do so "
+            "where their list has the nodes, too: kubectl get pods,nodes -A -o json"
+        )
     for key, most, unit in (("cpus", CORES_PER_GPU, "cores"), ("memory_gb", MEMORY_GB_PER_GPU, "GB")):
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
             notes.append(f"{key} of {n} hosts is unknown: {most:g} {unit} for each GPU is assumed")
@@ -499,20 +509,19 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     amounts = {name: quantity(has[name]) or 0.0 for name in has}
     slices = requested_gpus({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
     whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
-    is_shared = str(labels.get("nvidia.com/gpu.sharing-strategy", "")) != "none"  # older drivers have no such label
-    shared = max(1.0, _number(labels.get("nvidia.com/gpu.replicas") or 1)) if is_shared else 1.0
+    part = part_by_labels(labels)
     there = _number(labels.get("nvidia.com/gpu.count") or "nan")
-    if 0 < there < whole / shared:  # a plugin that divides GPUs, as HAMi's
-        shared = whole / there
-    kind = kind.removesuffix("-SHARED")
+    if slice_of(kind) is None and 0 < there < whole * part:  # a plugin that divides GPUs, as HAMi's
+        part = there / whole
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
     taints = [f"{one.get('key')}={one.get('value') or ''}:{one.get('effect')}" for one in spec.get("taints") or ()]
     return ListedHost(
-        str(metadata.get("name") or ""), {SLICE.sub("", kind) if slices else kind: round(whole / shared + slices, 9)},
+        str(metadata.get("name") or ""), {whole_type(kind): round(whole * part + slices, 9)},
         quantity(has.get("cpu", "")) or math.nan, (quantity(has.get("memory", "")) or math.nan) / 2.0**30,
         taints=tuple(taints), down=down,
         devices=tuple(name for name in has if "/" in name and not is_known(name) and quantity(has[name])),
+        divided=part < 1,
     )  # fmt: skip
 
 

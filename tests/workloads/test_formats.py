@@ -13,6 +13,7 @@ import pytest
 from labkit.cli.data import traces_list
 from labkit.core.device_names import is_known, part_of, requested_gpus, slice_of
 from labkit.core.errors import TraceError
+from labkit.topology.machine_files import inventory, machines
 from labkit.workloads.readers import FORMATS, ledgered, sniff
 from labkit.workloads.readers.published import TABLES
 from labkit.workloads.trace_check import check
@@ -377,6 +378,33 @@ def test_an_object_that_waits_is_no_job(tmp_path, status):
         **waits["metadata"], "name": "other"}}]})  # fmt: skip
     found = assert_read(put(tmp_path, "x.json", text), "kubernetes", jobs=1, gpu_hours=6.0)
     assert found.ledger.left_out == {"never started": 2}
+
+
+SHARED = {"nvidia.com/gpu.product": "NVIDIA-A100-SHARED", "nvidia.com/gpu.replicas": "4"}
+SINGLE = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "n", "whole", "kind"),
+    [(SHARED, 32, 8, "NVIDIA-A100"), (SINGLE, 56, 8, "NVIDIA-A100-SXM4-80GB"), ({}, 8, 8, "")],
+    ids=["time slicing", "MIG, single strategy", "whole"],
+)
+def test_a_slice_is_the_same_part_of_a_gpu_for_pods_and_for_machines(tmp_path, labels, n, whole, kind):
+    node = {"kind": "Node", "metadata": {"name": "n1", "labels": labels},
+            "status": {"allocatable": {"nvidia.com/gpu": str(n), "cpu": "64", "memory": "512Gi"}}}  # fmt: skip
+    selects = {"nodeSelector": {key: value for key, value in labels.items() if key.endswith("product")}}
+    ran = ("08:00:00", "09:00:00")
+    alone = pod("alone", gpus=n, ran=ran, **selects)
+    path = put(tmp_path, "list.json", json.dumps({"apiVersion": "v1", "items": [
+        node, alone, pod("there", gpus=n, ran=ran, nodeName="n1")]}))  # fmt: skip
+    assert ledgered(path).jobs.gpus.tolist() == [whole, whole]
+    hosts = machines([path])
+    assert [dict(one.gpus) for one in hosts] == [{kind: whole}]
+    _, notes = inventory(hosts, source=str(path))
+    assert any("kubectl get pods,nodes" in note for note in notes) == bool(labels)
+    unknown = of_pods(tmp_path, alone).jobs  # MIG is told by its product, time slicing is not
+    assert (unknown.device_type[0], unknown.gpus[0]) == (kind, n if labels is SHARED else whole)
+    assert any("slices of GPUs" in note for note in unknown.notes) == bool(labels)
 
 
 def owned(name, owner, *, gpus=2, created="08:00:00", ran=("08:00:00", "09:00:00"), labels=None, **status):

@@ -11,7 +11,16 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.device_names import TYPE_LABELS, is_gpu, is_known, part_of, quantity, requested_gpus, slice_of
+from labkit.core.device_names import (
+    TYPE_LABELS,
+    is_gpu,
+    is_known,
+    part_by_labels,
+    part_of,
+    quantity,
+    requested_gpus,
+    whole_type,
+)
 from labkit.core.errors import TraceError
 from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
@@ -56,10 +65,11 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     kinds = [str(_mapping(entry).get("kind") or "Pod") for entry in entries]
     if others := sorted({kind for kind in kinds if kind != "Pod"}):
         ledger.leave_out(sum(kind != "Pod" for kind in kinds), f"that are no pods ({', '.join(others)[:60]})")
+    parts = _parts_of_gpus(entries)
     pods = [
         pod
         for i, (entry, kind) in enumerate(zip(entries, kinds, strict=True))
-        if kind == "Pod" and (pod := read_pod(i, entry, faults)) is not None
+        if kind == "Pod" and (pod := read_pod(i, entry, faults, parts=parts)) is not None
     ]
     if faults and len(faults) >= len(pods):
         raise TraceError(fault_report(str(path), faults))
@@ -334,7 +344,7 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
     )
     ledger.remark(
         [gang.first.guessed for gang in gangs],
-        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
+        "slices of GPUs; one of MIG counts by its sevenths, one of time as the nodes in the list say, else as a GPU",
     )
 
 
@@ -453,21 +463,33 @@ class _FaultError(Exception):
     """A value that cannot be read: its key, and what was expected."""
 
 
-def read_pod(i: int, entry: object, faults: list[str]) -> Pod | None:
-    """Return the i-th pod of a list, or None with its fault noted."""
+def _parts_of_gpus(entries: Sequence[object]) -> dict[str, float]:
+    """Return the parts of a GPU that GPUs of the nodes in a list are, by the nodes' names and their products."""
+    parts: dict[str, float] = {}
+    for metadata in (_mapping(_mapping(one).get("metadata")) for one in entries if _mapping(one).get("kind") == "Node"):
+        labels = _mapping(metadata.get("labels"))
+        names = (metadata.get("name"), labels.get(TYPE_LABELS[0]))
+        parts |= {str(name): part_by_labels(labels) for name in names if name}
+    return parts
+
+
+def read_pod(i: int, entry: object, faults: list[str], *, parts: Mapping[str, float] | None = None) -> Pod | None:
+    """Return the i-th pod of a list, or None with its fault noted; `parts`: of a GPU, by nodes and products."""
     metadata = _mapping(_mapping(entry).get("metadata"))
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
         faults.append(f"pod {i + 1}: metadata.name is {str(name)[:40]}; expected an object with metadata, spec, status")
         return None
     try:
-        return _pod(_mapping(entry), metadata, name)
+        return _pod(_mapping(entry), metadata, name, parts=parts or {})
     except _FaultError as fault:
         faults.append(f"pod {i + 1} ({name[:60]}): {fault}")
         return None
 
 
-def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Pod:
+def _pod(
+    entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str, *, parts: Mapping[str, float]
+) -> Pod:  # fmt: skip
     spec, status = _mapping(entry.get("spec")), _mapping(entry.get("status"))
     labels = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
     space = str(metadata["namespace"]) if _text(metadata.get("namespace")) else "default"
@@ -480,7 +502,7 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
     submitted_s = _moment_s(metadata.get(SUBMITTED), SUBMITTED)
     start_s, end_s, seen = _times(status)
-    gpus, slices = _gpus(metadata, spec)
+    gpus, slices = _gpus(metadata, spec, parts=parts)
     cpus = _requested(spec, lambda one: _of(one, "cpu"))
     return Pod(
         name=f"{space}/{name}",
@@ -564,16 +586,18 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
     return start_s, end_s, seen
 
 
-def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[float, bool]:
+def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any], *, parts: Mapping[str, float]) -> tuple[float, bool]:
     """Return the GPUs that a pod asks for, and whether they are parts of some."""
     names = {name for resources in _resources(spec) for name in resources}
     sliced = any("shared" in name or "vgpu" in name or part_of(name) not in (None, 1.0) for name in names)
     gpus = _requested(spec, _gpus_of)
-    selector = _mapping(spec.get("nodeSelector"))
-    part = slice_of(str(selector.get("cloud.google.com/gke-gpu-partition-size", "")))
-    clients = _number_of(selector.get("cloud.google.com/gke-max-shared-clients-per-gpu")) or 1.0
-    if gpus and (part or clients > 1):
-        return gpus * (part or 1.0) / clients, True
+    selected = _selected(spec)
+    product = str(selected.get(TYPE_LABELS[0], ""))
+    told = (parts.get(str(spec.get("nodeName") or "")), parts.get(product), part_by_labels(selected))
+    part = next(one for one in told if one is not None)
+    if gpus and part < 1 and all(part_of(name) in (None, 1.0) for name in names):
+        return gpus * part, True
+    sliced = sliced or product.endswith("-SHARED")
     fault_report = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
     if not gpus and (fraction := _number_of(fault_report.get("gpu-fraction"))):  # run:ai
         return fraction * (_number_of(fault_report.get("gpu-fraction-num-devices")) or 1.0), True
@@ -625,18 +649,19 @@ def _quantity(value: object, key: str) -> float:
 
 def _type(spec: Mapping[str, Any]) -> str:
     """Return the type of GPU that a pod demands of its node; "" if it takes any."""
-    selector = _mapping(spec.get("nodeSelector"))
-    for label in TYPE_LABELS:
-        if _text(selector.get(label)):
-            return str(selector[label])
+    selected = _selected(spec)
+    return next((whole_type(str(selected[label])) for label in TYPE_LABELS if _text(selected.get(label))), "")
+
+
+def _selected(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the labels that a pod demands of its node, each with the one value that it takes."""
     affinity = _mapping(_mapping(spec.get("affinity")).get("nodeAffinity"))
     required = _mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"))
-    for term in _list(required.get("nodeSelectorTerms")):
-        for rule in map(_mapping, _list(_mapping(term).get("matchExpressions"))):
-            values = _list(rule.get("values"))
-            if rule.get("key") in TYPE_LABELS and rule.get("operator") == "In" and len(values) == 1:
-                return str(values[0])
-    return ""
+    rules = [rule for term in _list(required.get("nodeSelectorTerms"))
+             for rule in map(_mapping, _list(_mapping(term).get("matchExpressions")))]  # fmt: skip
+    alone = {str(rule.get("key")): _list(rule.get("values"))[0] for rule in reversed(rules)
+             if rule.get("operator") == "In" and len(_list(rule.get("values"))) == 1}  # fmt: skip
+    return {**alone, **_mapping(spec.get("nodeSelector"))}
 
 
 def _moment_s(value: object, key: str) -> float | None:
