@@ -346,12 +346,13 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
     """Yield the hosts of `scontrol show node` and `show partition`, also with -o, and of slurm.conf."""
     usual: dict[str, str] = {}
     names = list(known)
+    text = re.sub(r"(?m)^\s*#.*", "", text)
     for block in re.split(r"(?m)^\s*(?=NodeName=|PartitionName=)", text):
         cells: dict[str, str] = {}
         for key, value in re.findall(r"(?:^|\s)([A-Za-z][\w]*)=(\S*)", block):
             cells.setdefault(key, value)
         if (name := cells.get("NodeName", "")).upper() == "DEFAULT":
-            usual = cells
+            usual |= cells
         elif name:
             mine = [_of_node(one, usual | cells) for one in listed(name)]
             names += [one.name for one in mine]
@@ -364,17 +365,25 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
                 yield ListedHost(one, {}, partitions=(partition,), bare=True)
 
 
+_PER_SOCKET: Final = frozenset({"Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"})
+
+
 def _of_node(name: str, cells: Mapping[str, str]) -> ListedHost:
     gpus, devices = gres(cells.get("Gres", ""))
     if not gpus:
         gpus, _ = gres(cells.get("CfgTRES", ""))
-    cpus = next((cells[key] for key in ("CPUEfctv", "CPUTot", "CPUs", "Procs") if key in cells), "nan")
+    cpus = next((_number(cells[key]) for key in ("CPUEfctv", "CPUTot", "CPUs", "Procs") if key in cells), math.nan)
+    if math.isnan(cpus) and not _PER_SOCKET.isdisjoint(cells):  # slurm.conf(5)
+        sockets = ("Sockets",) if "Sockets" in cells else ("Boards", "SocketsPerBoard")
+        cpus = math.prod(_number(cells.get(key, 1)) for key in (*sockets, "CoresPerSocket", "ThreadsPerCore"))
+    configured = "CPUTot" not in cells  # slurm.conf, where UNKNOWN is the default of a state
+    down = "" if configured and cells.get("State", "").upper() == "UNKNOWN" else state(cells.get("State", ""))
     features = next(
         (cells[key] for key in ("ActiveFeatures", "AvailableFeatures", "Features", "Feature") if key in cells), ""
     )
     return ListedHost(
-        name, gpus, _number(cpus), _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
-        _words(features), down=state(cells.get("State", "")), devices=devices,
+        name, gpus, cpus, _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
+        _words(features), down=down, devices=devices,
     )  # fmt: skip
 
 
@@ -557,6 +566,25 @@ HELIOS_GPUS: Final = 8
 """GPUs of a host of Helios, whose files tell GPUs of virtual clusters alone."""
 
 
+_THOUSANDS: Final = {"K": 1000.0}
+_GB: Final = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
+_AMOUNT: Final = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?\s*\+?\s*(?:([KMGT])i?)?(B?)", re.IGNORECASE)
+
+
+def _amount(cell: str, units: Mapping[str, float], *, otherwise: float) -> float:
+    """Return a cell as a number by its own unit, or times `otherwise` where it has none; NaN if it is none.
+
+    >>> [_amount(cell, _GB, otherwise=1 / 1024) for cell in ("512GiB", "1,024 GB", "300G", "2048", "many")]
+    [512.0, 1024.0, 300.0, 2.0, nan]
+    """
+    match = _AMOUNT.fullmatch(cell.strip())
+    if match is None:
+        return math.nan
+    whole, part, prefix, byte = match.groups()
+    unit = (prefix or byte or "").upper()
+    return float(whole.replace(",", "") + (part or "")) * (units.get(unit, math.nan) if unit else otherwise)
+
+
 def _apart(text: str, head: str) -> tuple[str, str]:
     """Return a text and its first line; columns that spaces align, as kubectl's custom ones, with tabs between."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
@@ -590,8 +618,8 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
             raise InputError(
                 f"{file}: row {number}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs."
             )
-        amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
-                   for key in ("cpus", "memory_gb")}  # fmt: skip
+        amounts = {key: _amount(row.get(found.get(key, ""), ""), units, otherwise=_SCALE.get(found.get(key, ""), 1.0))
+                   for key, units in (("cpus", _THOUSANDS), ("memory_gb", _GB))}  # fmt: skip
         said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
         alike = _number(row.get(found.get("count", ""), 1))
         if not (0 <= alike <= MAX_HOSTS and alike % 1 == 0):
