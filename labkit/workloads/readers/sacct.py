@@ -330,15 +330,23 @@ def _merged(rows: pd.DataFrame, run: NDArray[Any], ledger: TraceLedger) -> pd.Da
 
 
 def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
-    """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each, with the GPU-hours of all.
-
-    Of a job with GPUs those components count that have some; it is kept to what they share.
-    """
+    """Merge the components of heterogeneous jobs (12+0, 12+1, ...) into one gang each, with the GPU-hours of all."""
     parts = rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
     if not parts.any():
         return rows
+    import pandas as pd
+
     parts = parts & rows["id"].str.fullmatch(r"(?:.*/)?\d+\+\d+(#\d+)?").to_numpy(np.bool_)
     whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+(#\d+)?$", r"\1", regex=True))
+    mine = whole.isin(set(whole[parts]))
+    return pd.concat([rows[~mine], _joined(rows[mine], whole[mine], ledger)]).sort_values("row", kind="stable")
+
+
+def _joined(rows: pd.DataFrame, whole: pd.Series, ledger: TraceLedger) -> pd.DataFrame:
+    """Return a row for each job, (N,) `whole`, of several components.
+
+    Of a job with GPUs those components count that have some; it is kept to what they share.
+    """
     gpu_s = (rows["gpus"] * rows["duration_s"]).groupby(whole).transform("sum")
     longest = rows["duration_s"].groupby(whole).transform("max")
     counts = (rows["gpus"] > 0) | (rows["gpus"].groupby(whole).transform("max") == 0)
@@ -355,7 +363,7 @@ def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
         lasted = np.where(rows["gpus"] > 0, gpu_s / rows["gpus"], longest)
     one_each = counts & ~whole.where(counts).duplicated()
     ledger.remark(
-        one_each & parts & (lasted < longest),
+        one_each & (lasted < longest),
         "components that ended at different times, so that the gang runs for as long as gives the GPU-hours of all",
     )
     ledger.remark(
