@@ -11,7 +11,7 @@ from typing import Final
 
 from labkit.core.errors import InputError
 
-SLICE: Final = re.compile(r"[_.:-]?(?:mig[_-]?)?(?:(\d)c[._])?(\d)g[._](\d+)gb.*$")
+SLICE: Final = re.compile(r"[_.:-]?(?i:mig[_-]?)?(?:(\d)c[._])?(\d)g[._](\d+)gb.*$")
 """The end of a type in Slurm that is a slice of a GPU by MIG: a100_3g.20gb has 3 of its 7 parts."""
 _OF_FOUR: Final = frozenset({(1, 6), (2, 12), (4, 24), (2, 48), (4, 96)})
 """Parts and GB of the slices of GPUs that have four parts (A30, RTX PRO 6000); others have seven."""
@@ -121,6 +121,34 @@ def slice_of(name: str) -> float | None:
     compute, parts, gb = match.groups()
     whole = 4 if (int(parts), int(gb)) in _OF_FOUR or "rtx" in name.lower() else 7
     return int(compute or parts) / whole
+
+
+def part_by_labels(labels: Mapping[str, object]) -> float:
+    """Return the part of a GPU that one of `nvidia.com/gpu` is on nodes with some labels: slices of time, or of MIG.
+
+    >>> part_by_labels({"nvidia.com/gpu.product": "NVIDIA-A100-SHARED", "nvidia.com/gpu.replicas": "4"})
+    0.25
+    >>> round(7 * part_by_labels({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}), 9)
+    1.0
+
+    References
+    ----------
+    .. [1] https://github.com/NVIDIA/k8s-device-plugin, "Shared access to GPUs"; GKE's "GPU sharing strategies".
+    """
+    product = labels.get("nvidia.com/gpu.product") or labels.get("cloud.google.com/gke-gpu-partition-size") or ""
+    is_shared = str(labels.get("nvidia.com/gpu.sharing-strategy", "")) != "none"  # older drivers have no such label
+    replicas = quantity(labels.get("nvidia.com/gpu.replicas") or 1) if is_shared else 1.0
+    clients = quantity(labels.get("cloud.google.com/gke-max-shared-clients-per-gpu") or 1)
+    return (slice_of(str(product)) or 1.0) / (max(replicas or 1.0, 1.0) * max(clients or 1.0, 1.0))
+
+
+def whole_type(product: str) -> str:
+    """Return the type of GPU that a node's label names, without what it says of parts.
+
+    >>> whole_type("NVIDIA-A100-SHARED"), whole_type("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb")
+    ('NVIDIA-A100', 'NVIDIA-A100-SXM4-80GB')
+    """
+    return SLICE.sub("", product.removesuffix("-SHARED"))
 
 
 def part_of(resource: str) -> float | None:

@@ -21,9 +21,11 @@ from labkit.core.device_names import (
     counting,
     device_counts,
     is_known,
+    part_by_labels,
     quantity,
     requested_gpus,
     slice_of,
+    whole_type,
 )
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
@@ -59,6 +61,8 @@ class ListedHost:
         Resources that look like devices and are not known as GPUs.
     bare : bool
         Only its name and partitions are told, not what it has.
+    divided : bool
+        It lists parts of its GPUs as GPUs, as time slicing does.
     """
 
     name: str
@@ -71,6 +75,7 @@ class ListedHost:
     down: str = ""
     devices: tuple[str, ...] = ()
     bare: bool = False
+    divided: bool = False
 
     def joined(self, other: ListedHost) -> ListedHost:
         """Return the host with what another file, or another row, tells of it."""
@@ -157,6 +162,11 @@ def _doubts(kept: Sequence[ListedHost], *, n_more: int) -> list[str]:
         notes.append(f"hosts with GPUs of several types stand as one host for each: {n_more} more than there are")
     if odd := [one for one in kept if any(n % 1 for n in one.gpus.values())]:
         notes.append(f"slices of GPUs count by their sevenths, rounded up to whole GPUs: {_some(odd)}")
+    if divided := [one for one in kept if one.divided]:
+        notes.append(
+            f"slices count as parts of GPUs on {len(divided)} hosts: {_some(divided)}; those that pods ask for do so "
+            "where their list has the nodes, too: kubectl get pods,nodes -A -o json"
+        )
     for key, most, unit in (("cpus", CORES_PER_GPU, "cores"), ("memory_gb", MEMORY_GB_PER_GPU, "GB")):
         if n := sum(math.isnan(getattr(one, key)) for one in kept):
             notes.append(f"{key} of {n} hosts is unknown: {most:g} {unit} for each GPU is assumed")
@@ -336,12 +346,13 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
     """Yield the hosts of `scontrol show node` and `show partition`, also with -o, and of slurm.conf."""
     usual: dict[str, str] = {}
     names = list(known)
+    text = re.sub(r"(?m)^\s*#.*", "", text)
     for block in re.split(r"(?m)^\s*(?=NodeName=|PartitionName=)", text):
         cells: dict[str, str] = {}
         for key, value in re.findall(r"(?:^|\s)([A-Za-z][\w]*)=(\S*)", block):
             cells.setdefault(key, value)
         if (name := cells.get("NodeName", "")).upper() == "DEFAULT":
-            usual = cells
+            usual |= cells
         elif name:
             mine = [_of_node(one, usual | cells) for one in listed(name)]
             names += [one.name for one in mine]
@@ -354,17 +365,25 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
                 yield ListedHost(one, {}, partitions=(partition,), bare=True)
 
 
+_PER_SOCKET: Final = frozenset({"Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"})
+
+
 def _of_node(name: str, cells: Mapping[str, str]) -> ListedHost:
     gpus, devices = gres(cells.get("Gres", ""))
     if not gpus:
         gpus, _ = gres(cells.get("CfgTRES", ""))
-    cpus = next((cells[key] for key in ("CPUEfctv", "CPUTot", "CPUs", "Procs") if key in cells), "nan")
+    cpus = next((_number(cells[key]) for key in ("CPUEfctv", "CPUTot", "CPUs", "Procs") if key in cells), math.nan)
+    if math.isnan(cpus) and not _PER_SOCKET.isdisjoint(cells):  # slurm.conf(5)
+        sockets = ("Sockets",) if "Sockets" in cells else ("Boards", "SocketsPerBoard")
+        cpus = math.prod(_number(cells.get(key, 1)) for key in (*sockets, "CoresPerSocket", "ThreadsPerCore"))
+    configured = "CPUTot" not in cells  # slurm.conf, where UNKNOWN is the default of a state
+    down = "" if configured and cells.get("State", "").upper() == "UNKNOWN" else state(cells.get("State", ""))
     features = next(
         (cells[key] for key in ("ActiveFeatures", "AvailableFeatures", "Features", "Feature") if key in cells), ""
     )
     return ListedHost(
-        name, gpus, _number(cpus), _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
-        _words(features), down=state(cells.get("State", "")), devices=devices,
+        name, gpus, cpus, _number(cells.get("RealMemory", "nan")) / 1024, _words(cells.get("Partitions", "")),
+        _words(features), down=down, devices=devices,
     )  # fmt: skip
 
 
@@ -499,20 +518,19 @@ def _of_kubernetes(item: Mapping[str, Any]) -> ListedHost:
     amounts = {name: quantity(has[name]) or 0.0 for name in has}
     slices = requested_gpus({name: n for name, n in amounts.items() if MIG_RESOURCE.match(name)})
     whole = requested_gpus({name: n for name, n in amounts.items() if not MIG_RESOURCE.match(name)})
-    is_shared = str(labels.get("nvidia.com/gpu.sharing-strategy", "")) != "none"  # older drivers have no such label
-    shared = max(1.0, _number(labels.get("nvidia.com/gpu.replicas") or 1)) if is_shared else 1.0
+    part = part_by_labels(labels)
     there = _number(labels.get("nvidia.com/gpu.count") or "nan")
-    if 0 < there < whole / shared:  # a plugin that divides GPUs, as HAMi's
-        shared = whole / there
-    kind = kind.removesuffix("-SHARED")
+    if slice_of(kind) is None and 0 < there < whole * part:  # a plugin that divides GPUs, as HAMi's
+        part = there / whole
     ready = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
     down = "cordoned" if spec.get("unschedulable") else "NotReady" if ready and ready[0] != "True" else ""
     taints = [f"{one.get('key')}={one.get('value') or ''}:{one.get('effect')}" for one in spec.get("taints") or ()]
     return ListedHost(
-        str(metadata.get("name") or ""), {SLICE.sub("", kind) if slices else kind: round(whole / shared + slices, 9)},
+        str(metadata.get("name") or ""), {whole_type(kind): round(whole * part + slices, 9)},
         quantity(has.get("cpu", "")) or math.nan, (quantity(has.get("memory", "")) or math.nan) / 2.0**30,
         taints=tuple(taints), down=down,
         devices=tuple(name for name in has if "/" in name and not is_known(name) and quantity(has[name])),
+        divided=part < 1,
     )  # fmt: skip
 
 
@@ -548,6 +566,25 @@ HELIOS_GPUS: Final = 8
 """GPUs of a host of Helios, whose files tell GPUs of virtual clusters alone."""
 
 
+_THOUSANDS: Final = {"K": 1000.0}
+_GB: Final = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
+_AMOUNT: Final = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?\s*\+?\s*(?:([KMGT])i?)?(B?)", re.IGNORECASE)
+
+
+def _amount(cell: str, units: Mapping[str, float], *, otherwise: float) -> float:
+    """Return a cell as a number by its own unit, or times `otherwise` where it has none; NaN if it is none.
+
+    >>> [_amount(cell, _GB, otherwise=1 / 1024) for cell in ("512GiB", "1,024 GB", "300G", "2048", "many")]
+    [512.0, 1024.0, 300.0, 2.0, nan]
+    """
+    match = _AMOUNT.fullmatch(cell.strip())
+    if match is None:
+        return math.nan
+    whole, part, prefix, byte = match.groups()
+    unit = (prefix or byte or "").upper()
+    return float(whole.replace(",", "") + (part or "")) * (units.get(unit, math.nan) if unit else otherwise)
+
+
 def _apart(text: str, head: str) -> tuple[str, str]:
     """Return a text and its first line; columns that spaces align, as kubectl's custom ones, with tabs between."""
     rows = [line.split() for line in text.splitlines() if line.strip()]
@@ -581,8 +618,8 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
             raise InputError(
                 f"{file}: row {number}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs."
             )
-        amounts = {key: _number(row.get(found.get(key, ""), "nan")) * _SCALE.get(found.get(key, ""), 1.0)
-                   for key in ("cpus", "memory_gb")}  # fmt: skip
+        amounts = {key: _amount(row.get(found.get(key, ""), ""), units, otherwise=_SCALE.get(found.get(key, ""), 1.0))
+                   for key, units in (("cpus", _THOUSANDS), ("memory_gb", _GB))}  # fmt: skip
         said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
         alike = _number(row.get(found.get("count", ""), 1))
         if not (0 <= alike <= MAX_HOSTS and alike % 1 == 0):

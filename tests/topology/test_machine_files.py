@@ -244,6 +244,31 @@ def test_states_in_which_jobs_start_and_in_which_none_does() -> None:
     assert [state(text) for text in gone] == gone
 
 
+def test_slurm_conf_tells_cores_by_sockets_and_its_unknown_state_says_nothing(tmp_path: Path) -> None:
+    text = """ClusterName=x
+NodeName=DEFAULT Sockets=2 CoresPerSocket=32 RealMemory=512000
+NodeName=DEFAULT ThreadsPerCore=2
+NodeName=g[01-02] Gres=gpu:a100:8 State=UNKNOWN
+NodeName=g03 Gres=gpu:a100:4 CPUs=48 State=UNKNOWN
+#NodeName=g04 Gres=gpu:a100:4
+NodeName=c01 State=UNKNOWN
+# Gres=gpu:a100:4
+PartitionName=gpu Nodes=g[01-03]
+"""
+    hosts, notes = read(tmp_path, slurm_conf=text)
+    assert {name: (one["gpus"], one["cpus"]) for name, one in hosts.items()} == {"g[01-02]": (8, 128), "g03": (4, 48)}
+    assert notes == ["left out 1 hosts without GPUs: c01"]
+    _, notes = read(tmp_path, nodes_txt=NODES.replace("State=MIXED", "State=UNKNOWN"))  # scontrol has seen none of it
+    assert any("1 UNKNOWN" in note for note in notes)
+
+
+def test_memory_of_a_node_table_may_have_units(tmp_path: Path) -> None:
+    text = 'name,gpus,cpus,memory_mb\na,4,64,300G\nb,4,64,"1,024 GB"\nc,4,1.5k,512GiB\nd,4,64,2048\ne,4,64,much\n'
+    hosts, notes = read(tmp_path, nodes_csv=text)
+    assert [hosts[name]["memory_gb"] for name in "abcd"] == [300, 1024, 512, 2]
+    assert (hosts["c"]["cpus"], notes) == (1500, ["memory_gb of 1 hosts is unknown: 128 GB for each GPU is assumed"])
+
+
 def test_names_with_other_widths_stay_apart() -> None:
     assert ranges(["a9", "a10", "b09", "b10", "b011", "x"]) == ["a[9-10]", "b[09-10]", "b011", "x"]
 

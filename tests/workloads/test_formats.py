@@ -13,6 +13,7 @@ import pytest
 from labkit.cli.data import traces_list
 from labkit.core.device_names import is_known, part_of, requested_gpus, slice_of
 from labkit.core.errors import TraceError
+from labkit.topology.machine_files import inventory, machines
 from labkit.workloads.readers import FORMATS, ledgered, sniff
 from labkit.workloads.readers.published import TABLES
 from labkit.workloads.trace_check import check
@@ -212,6 +213,47 @@ def test_runs_of_a_job_of_pbs_are_one_job_and_other_events_are_counted(tmp_path)
     assert found.ledger.left_out == {"of other events (Q)": 1}
 
 
+def torque(kind, date, *, start=0, ready=T):
+    """Return a record of Torque on 1 March 2024, whose dates are two hours ahead of UTC."""
+    told = (
+        f"user=ada queue=q jobname=t ctime={T} qtime={ready} etime={ready} start={start} Resource_List.nodes=1:gpus=2"
+    )
+    if kind == "E":
+        told += f" end={start + 7200} Exit_status=0"
+    return f"03/01/2024 {date};{kind};500.srv;{told * (kind in 'SE')}"
+
+
+def test_a_job_of_torque_that_is_run_again_has_both_runs_and_was_ready_at_first(tmp_path):
+    first, again = torque("S", "12:00:00", start=T), T + 2 * 3600
+    last = [torque("S", "14:00:00", start=again, ready=HOUR), torque("E", "16:00:00", start=again, ready=HOUR)]
+    found = assert_read(
+        put(tmp_path, "x", "\n".join([first, torque("R", "13:00:00"), *last])), "pbs", jobs=1, gpu_hours=6.0
+    )
+    assert np.isnan(found.jobs.begin_s).all()  # etime was an hour later when it ran again
+    unknown = assert_read(put(tmp_path, "y", "\n".join([first, *last])), "pbs", jobs=1, gpu_hours=4.0)
+    assert any("without a known end" in reason for reason in unknown.ledger.left_out)
+    assert np.isnan(unknown.jobs.begin_s).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores"),
+    [
+        ("Resource_List.nodes=2:ppn=8:gpus=2 total_execution_slots=16", 16),
+        ("Resource_List.nodes=h1:ppn=2:gpus=1+h2:ppn=6:gpus=3 Resource_List.ncpus=1", 8),
+        ("Resource_List.select=2:ncpus=4:ngpus=2 Resource_List.ncpus=8", 8),
+        ("Resource_List.ngpus=4", 16),  # exec_host=n1/0*8+n2/0*8
+    ],
+)
+def test_pbs_and_torque_tell_cores_in_several_ways(tmp_path, asked, cores):
+    jobs = ledgered(put(tmp_path, "x", pbs(12, asked))).jobs
+    assert (jobs.n_workers[0], jobs.n_workers[0] * jobs.worker_demand[0, 1]) == (4, cores)
+
+
+def test_hosts_of_lsf_may_stand_with_their_slots(tmp_path):
+    jobs = ledgered(put(tmp_path, "x", lsf(10, hosts=("4*h1", "4*h2")))).jobs
+    assert (jobs.n_workers[0], jobs.n_workers[0] * jobs.worker_demand[0, 1], jobs.nodes[0]) == (4, 8, 2)
+
+
 def lsf(job, *, start=T, hosts=("h1", "h1"), needs="rusage[ngpus_physical=2.00]", status=64, index=0):
     quoted = " ".join(f'"{host}"' for host in hosts)
     usage = " ".join(["-1"] * 19)
@@ -336,6 +378,96 @@ def test_an_object_that_waits_is_no_job(tmp_path, status):
         **waits["metadata"], "name": "other"}}]})  # fmt: skip
     found = assert_read(put(tmp_path, "x.json", text), "kubernetes", jobs=1, gpu_hours=6.0)
     assert found.ledger.left_out == {"never started": 2}
+
+
+SHARED = {"nvidia.com/gpu.product": "NVIDIA-A100-SHARED", "nvidia.com/gpu.replicas": "4"}
+SINGLE = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "n", "whole", "kind"),
+    [(SHARED, 32, 8, "NVIDIA-A100"), (SINGLE, 56, 8, "NVIDIA-A100-SXM4-80GB"), ({}, 8, 8, "")],
+    ids=["time slicing", "MIG, single strategy", "whole"],
+)
+def test_a_slice_is_the_same_part_of_a_gpu_for_pods_and_for_machines(tmp_path, labels, n, whole, kind):
+    node = {"kind": "Node", "metadata": {"name": "n1", "labels": labels},
+            "status": {"allocatable": {"nvidia.com/gpu": str(n), "cpu": "64", "memory": "512Gi"}}}  # fmt: skip
+    selects = {"nodeSelector": {key: value for key, value in labels.items() if key.endswith("product")}}
+    ran = ("08:00:00", "09:00:00")
+    alone = pod("alone", gpus=n, ran=ran, **selects)
+    path = put(tmp_path, "list.json", json.dumps({"apiVersion": "v1", "items": [
+        node, alone, pod("there", gpus=n, ran=ran, nodeName="n1")]}))  # fmt: skip
+    assert ledgered(path).jobs.gpus.tolist() == [whole, whole]
+    hosts = machines([path])
+    assert [dict(one.gpus) for one in hosts] == [{kind: whole}]
+    _, notes = inventory(hosts, source=str(path))
+    assert any("kubectl get pods,nodes" in note for note in notes) == bool(labels)
+    unknown = of_pods(tmp_path, alone).jobs  # MIG is told by its product, time slicing is not
+    assert (unknown.device_type[0], unknown.gpus[0]) == (kind, n if labels is SHARED else whole)
+    assert any("slices of GPUs" in note for note in unknown.notes) == bool(labels)
+
+
+def owned(name, owner, *, gpus=2, created="08:00:00", ran=("08:00:00", "09:00:00"), labels=None, **status):
+    """Return a pod of 4 March that an object made."""
+    made = pod(name, gpus=gpus, created=created, ran=ran, labels=labels)
+    made["status"] |= status
+    made = json.loads(json.dumps(made).replace("2024-03-01", "2024-03-04"))
+    made["metadata"] |= {"uid": name, "ownerReferences": [{"controller": True, **owner}]}
+    return made
+
+
+def of_pods(tmp_path, *entries):
+    return ledgered(put(tmp_path, "x.json", json.dumps({"apiVersion": "v1", "items": list(entries)})))
+
+
+EARLIER = pod("z", gpus=1, created="06:00:00", ran=("06:00:00", "06:30:00"))
+EARLIER = json.loads(json.dumps(EARLIER).replace("2024-03-01", "2024-03-04"))
+JOB = {"kind": "Job", "name": "tj", "uid": "Job-tj"}
+KUEUE_JOB = thing("Job", {"parallelism": 1, "completions": 1, "template": template()})
+KUEUE_JOB["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "lq"}
+VOLCANO_JOB = thing("Job", {"queue": "lq", "tasks": [{"name": "w", "replicas": 1, "template": template()}]})
+WORKLOAD = thing("Workload", OBJECTS[7][0]["spec"] | {"queueName": "lq"}, name="wl", status=FINISHED, owners=[JOB])
+
+
+@pytest.mark.parametrize("maker", [KUEUE_JOB, VOLCANO_JOB, WORKLOAD], ids=["Kueue's Job", "Volcano's Job", "Workload"])
+def test_a_job_arrives_when_what_made_its_pods_was_created(tmp_path, maker):
+    found = of_pods(tmp_path, EARLIER, owned("w0", JOB, created="07:59:00"), maker)
+    assert found.jobs.arrival_s.tolist() == [0, 3600]  # submitted at 7:00, an hour after the other
+    assert found.jobs.recorded_start_s.tolist() == [0, 2 * 3600]
+    assert set(found.jobs.users) == {"lab", "lq"}
+
+
+def test_completions_that_follow_each_other_do_not_all_arrive_with_their_job(tmp_path):
+    job = thing("Job", {"parallelism": 1, "completions": 2, "template": template()})
+    later = owned("w1", JOB, created="09:00:00", ran=("09:00:00", "10:00:00"))
+    assert of_pods(tmp_path, owned("w0", JOB), later, job).jobs.arrival_s.tolist() == [0, 2 * 3600]
+
+
+def test_pods_of_kueue_alone_do_not_tell_how_long_they_waited_and_a_note_says_so(tmp_path):
+    queue = {"kueue.x-k8s.io/queue-name": "lq"}
+    told = [
+        any("arrive when they were admitted" in note for note in of_pods(tmp_path, *entries).jobs.notes)
+        for entries in (
+            [owned("w0", JOB, labels=queue)],
+            [owned("w0", JOB, labels=queue), KUEUE_JOB],
+            [owned("w0", JOB, labels={**queue, "kueue.x-k8s.io/managed": "true"})],
+            [pod("w0", gpus=1, ran=("08:00:00", "09:00:00"), labels=queue)],
+        )
+    ]
+    assert told == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("dated", "gpu_hours"), [(True, 2 * 3 + 2), (False, 2)])
+def test_a_pod_that_was_evicted_ran_until_then_and_its_job_arrives_with_it(tmp_path, dated, gpu_hours):
+    moment = {"conditions": [when("DisruptionTarget", "06:00:00")]} if dated else {}
+    start = {"startTime": "2024-03-04T03:00:00Z"}
+    gone = owned("w0", JOB, created="02:00:00", ran=None, phase="Failed", reason="Evicted", **start, **moment)
+    found = of_pods(tmp_path, EARLIER, gone, owned("w1", JOB))
+    job = found.jobs.id.tolist().index("lab/tj")
+    assert found.jobs.arrival_s[job] == 0
+    assert found.jobs.arrival_s[1 - job] == 4 * 3600
+    assert hours(found) == pytest.approx(gpu_hours + 0.5)
+    assert found.ledger.unexplained_hours == 0
 
 
 def test_of_an_object_its_pods_and_what_it_made_one_counts(tmp_path):

@@ -139,6 +139,68 @@ def test_components_of_unequal_length_have_their_hours_and_no_type_where_types_d
     assert (jobs.n_workers.tolist(), gpu_hours(jobs), jobs.measured_on.tolist()) == ([8], 5, [""])
 
 
+def components(*rows, spread="NNodes|NodeList|Partition|Constraints"):
+    """Return rows of a heterogeneous job, with what each has: GPUs, kind of GPU, nodes, hosts, partition, features."""
+    lines = []
+    for i, (gpus, kind, *told) in enumerate(rows):
+        typed = f"gres/gpu:{kind}={gpus},gres/gpu={gpus}" if gpus else "billing=4"
+        lines.append("|".join([row(f"7+{i}").replace("gres/gpu=1", typed), *told]))
+    return {"rows": lines, "header": f"{HEADER}|{spread}"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes", "hosts", "partition", "constraint"),
+    [
+        ([(8, "a100", "1", "a01", "gpu", "ib"), (8, "a100", "1", "a02", "gpu", "ib")], 2, "a01,a02", "gpu", "ib"),
+        ([(0, "", "1", "c01", "cpu", "big"), (8, "a100", "1", "g01", "gpu", "")], 1, "g01", "gpu", ""),
+        ([(8, "v100", "1", "v01", "old", "x"), (8, "a100", "1", "a01", "new", "y")], 2, "v01,a01", "", ""),
+        ([(2, "a100", "1", "a01", "gpu", ""), (8, "a100", "1", "a02", "gpu", "")], 0, "a01,a02", "gpu", ""),
+        ([(2, "a100", "1", "a01", "gpu", ""), (6, "a100", "1", "a01", "gpu", "")], 1, "a01", "gpu", ""),
+    ],
+    ids=["alike", "one without GPUs", "two types", "unlike sizes", "on one host"],
+)
+def test_a_heterogeneous_job_has_the_nodes_of_its_gpus_and_the_rules_that_they_share(
+    tmp_path, rows, nodes, hosts, partition, constraint
+):
+    made = components(*rows)
+    jobs = slurm(tmp_path, *made["rows"], header=made["header"]).jobs
+    assert (jobs.id.tolist(), jobs.nodes.tolist(), jobs.recorded_hosts.tolist()) == (["7"], [nodes], [hosts])
+    assert (jobs.partition_names().tolist(), jobs.constraint.tolist()) == ([partition], [constraint])
+    assert jobs.n_workers.tolist() == [sum(gpus for gpus, *_ in rows)]
+    differs = len({part for gpus, _, _, _, part, _ in rows if gpus}) > 1
+    assert any("the partition that differs among components" in note for note in jobs.notes) == differs
+
+
+@pytest.mark.parametrize(
+    ("line", "constraint", "after", "notes"),
+    [
+        ("sbatch -p a100 train.sh -d imagenet -w 8 -L 24", "", "", 0),
+        ("sbatch -Hp a100 --exclusive -w n1 --time 1:00 train.sh -w 8", "@n1", "", 0),
+        ("sbatch -dafterok:6 -wn[1-2] x.sh --exclude=n3", "@n1|@n2", "6", 0),
+        ("sbatch --depend=afterok:6 -L matlab x.sh", "", "6", 1),
+        ("sbatch --wrap=python -m main -w 1 -x 3", "", "", 0),
+        ("sbatch --wrap='python main.py -x 1' -w n1", "@n1", "", 0),
+        ("sbatch --comment=it's -w n1 : -w n2 x.sh", "@n1|@n2", "", 0),
+        ("sbatch -w n1 : -p a100 x.sh", "", "", 0),
+    ],
+)
+def test_options_of_a_submit_line_are_those_before_its_script(tmp_path, line, constraint, after, notes):
+    jobs = slurm(tmp_path, f"{row(6)}|", f"{row(7, hours=(9, 10))}|{line}", header=f"{HEADER}|SubmitLine").jobs
+    assert (jobs.constraint[1], jobs.after[1]) == (constraint, after)
+    assert sum("a rule that is not kept" in note for note in jobs.notes) == notes
+
+
+@pytest.mark.parametrize("separator", "|;")
+def test_a_constraint_on_all_nodes_together_is_not_kept_and_counted(tmp_path, separator):
+    told = [(2, "[rack1|rack2]"), (1, "[rack1|rack2]"), (2, "rack1|rack2"), (2, "rack1*2&rack2*4"), (2, "")]
+    rows = [f"{row(i, gpus=2)}|{nodes}|".replace("|", separator) + f"{constraint}{separator}0"
+            for i, (nodes, constraint) in enumerate(told)]  # fmt: skip
+    header = f"{HEADER}|NNodes|Constraints|Priority".replace("|", separator)
+    found = slurm(tmp_path, *rows, header=header)
+    assert any("all nodes of a job together ([a|b], a*2): 2 of 5 jobs" in note for note in found.jobs.notes)
+    assert found.jobs.constraint.tolist() == ["[rack1|rack2]"] * 2 + ["rack1|rack2", "rack1*2&rack2*4", ""]
+
+
 def with_uid(entry, *, own, owner=""):
     entry["metadata"]["uid"] = own
     for reference in entry["metadata"]["ownerReferences"]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from labkit.core.errors import TraceError
 from labkit.core.jobs import Jobs
@@ -228,6 +228,7 @@ def _identity(cells: Mapping[str, str]) -> str:
 # --- PBS
 
 _PBS: Final = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w+);([^;]*);(.*)")
+_PBS_DATE: Final = "%m/%d/%Y %H:%M:%S"
 _PBS_PAIR: Final = re.compile(r'([\w.]+)=("[^"]*"|\S*)')
 _PBS_EXPECTED: Final = (
     "accounting records of PBS or Torque: date;E;job;user=... start=... end=..., or what `qstat -xf` prints"
@@ -290,28 +291,72 @@ def _qstat_end(told: Mapping[str, str]) -> str | None:
 
 def _of_records(text: str) -> tuple[Rows, Counter[str]]:
     """Return attempts by accounting records, and lines that are none by reason."""
-    rows, begun, lost = Rows(), dict[str, tuple[int, dict[str, Any]]](), Counter[str]()
+    attempts, lost = _Attempts(), Counter[str]()
     for number, line in each_line(text):
         match = _PBS.fullmatch(line.strip())
         if match is None:
             lost["that are no records"] += 1
-            continue
-        _, kind, job, message = match.groups()
-        told = {key: value.strip('"') for key, value in _PBS_PAIR.findall(message)}
-        if "[]" in job:
+        elif "[]" in match[3]:
             lost[_ARRAYS] += 1
-        elif kind in ("E", "R") and told.get("start", "0") != "0":
-            begun.pop(job, None)
-            rows.append((number, _of_pbs(job, told, requeued=kind == "R")))
-        elif kind == "S":
-            begun[job] = number, _of_pbs(job, told)
+        elif not attempts.take(number, *match.groups()):
+            lost[f"of other events ({match[2]})"] += 1
+    return attempts.all(), lost
+
+
+_STOPS: Final = {"R": "REQUEUED", "A": "CANCELLED"}
+"""Records without attributes, as Torque has them, with which an attempt is over: rerun, and aborted by the server."""
+
+
+class _Begun(NamedTuple):
+    """An attempt that has started: the line and the date of its record, and what that tells."""
+
+    number: int
+    date: str
+    cells: dict[str, Any]
+
+    def until(self, date: str | None, state: str) -> tuple[int, dict[str, Any]]:
+        """Return its row, ended by the date of another record; dates are local, starts in seconds since 1970."""
+        end_s = None
+        if date is not None:
+            ran = datetime.strptime(date, _PBS_DATE) - datetime.strptime(self.date, _PBS_DATE)
+            end_s = float(self.cells["Start"]) + ran.total_seconds()
+        return self.number, {**self.cells, "End": end_s, "State": state}
+
+
+class _Attempts:
+    """The attempts of jobs, by one record of PBS after the other."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = []
+        self.begun: dict[str, _Begun] = {}
+        self.ready: dict[tuple[str, Any], Any] = {}  # when a job could first start; one that runs again is queued anew
+
+    def take(self, number: int, date: str, kind: str, job: str, message: str) -> bool:
+        """Return whether a record starts or ends an attempt, and note that."""
+        told = {key: value.strip('"') for key, value in _PBS_PAIR.findall(message)}
+        if kind in ("S", "E", "R") and told.get("start", "0") != "0":
+            cells = _of_pbs(job, told, requeued=kind == "R")
+            cells["Eligible"] = self.ready.setdefault((job, cells["Submit"]), cells["Eligible"])
+            before = self.begun.pop(job, None)
+            if before is not None and before.cells["Start"] != cells["Start"]:
+                self.rows.append(before.until(None, "REQUEUED"))
+            if kind == "S":
+                self.begun[job] = _Begun(number, date, cells)
+            else:
+                self.rows.append((number, cells))
+        elif kind in _STOPS and job in self.begun:
+            self.rows.append(self.begun.pop(job).until(date, _STOPS[kind]))
         else:
-            lost[f"of other events ({kind})"] += 1
-    last_s = max((float(cells[key]) for _, cells in rows for key in ("End", "Start") if cells[key]), default=0.0)
-    for number, cells in begun.values():  # runs on
-        ran_s = max(0.0, last_s - float(cells["Start"] or last_s))
-        rows.append((number, {**cells, "State": "RUNNING", "ElapsedRaw": ran_s}))
-    return rows, lost
+            return False
+        return True
+
+    def all(self) -> Rows:
+        """Return all attempts; those that nothing ends run until the last moment."""
+        last_s = max((float(cells[key]) for _, cells in self.rows for key in ("End", "Start") if cells[key]), default=0)
+        for one in self.begun.values():
+            ran_s = max(0.0, last_s - float(one.cells["Start"]))
+            self.rows.append((one.number, {**one.cells, "State": "RUNNING", "ElapsedRaw": ran_s}))
+        return self.rows
 
 
 def _of_pbs(job: str, attributes: Mapping[str, str], *, requeued: bool = False) -> dict[str, Any]:
@@ -323,7 +368,7 @@ def _of_pbs(job: str, attributes: Mapping[str, str], *, requeued: bool = False) 
     gpus, typed = _pbs_gpus(attributes), f":{kind.lower()}" if kind else ""
     memory = re.fullmatch(r"(\d+)([kmgt]?)b", attributes.get("Resource_List.mem", "").lower())
     parts = {
-        "cpu": attributes.get("Resource_List.ncpus", ""),
+        "cpu": _pbs_cores(attributes),
         "mem": f"{memory[1]}{memory[2].upper()}" if memory and memory[2] else "",
         "node": attributes.get("Resource_List.nodect", ""),
         f"gres/gpu{typed}": f"{gpus}" if gpus else "",
@@ -349,11 +394,37 @@ def _pbs_gpus(attributes: Mapping[str, str]) -> int:
         return sum(map(int, given))
     if (whole := attributes.get("Resource_List.ngpus", "")).isdigit():
         return int(whole)
-    chunks = f"{attributes.get('Resource_List.select', '')}+{attributes.get('Resource_List.nodes', '')}".split("+")
-    counted = [(re.match(r"(\d+)(?=:|$)", chunk), re.search(r":n?gpus=(\d+)", chunk)) for chunk in chunks]
-    each_node = sum((int(n[1]) if n else 1) * int(each[1]) for n, each in counted if each)
+    each_node = _of_chunks(attributes, "n?gpus")
     alone = next((attributes[key] for key in ("Resource_List.gpus", "Resource_List.gpu") if key in attributes), "")
     return each_node or (int(alone) if alone.isdigit() else 0)
+
+
+def _pbs_cores(attributes: Mapping[str, str]) -> str:
+    """Return cores as Torque allocated them, or as asked for by chunk, or in all; else a core for each slot of a host.
+
+    Torque ignores `ncpus` where `nodes` is given.
+    """
+    slots = re.findall(r"/(?:\d+\*(\d+)|([\d,-]+))", attributes.get("exec_host", ""))
+    n_slots = sum(int(n) if n else sum(_span(part) for part in listed.split(",")) for n, listed in slots)
+    return (
+        attributes.get("total_execution_slots", "")
+        or str(_of_chunks(attributes, "ppn|ncpus") or "")
+        or attributes.get("Resource_List.ncpus", "")
+        or str(n_slots or "")
+    )
+
+
+def _span(numbers: str) -> int:
+    """Return how many numbers a range has: 8 of "0-7"."""
+    first, _, last = numbers.partition("-")
+    return int(last) - int(first) + 1 if first and last else 1
+
+
+def _of_chunks(attributes: Mapping[str, str], name: str) -> int:
+    """Return the sum of an amount of each node or chunk that was asked for."""
+    chunks = f"{attributes.get('Resource_List.select', '')}+{attributes.get('Resource_List.nodes', '')}".split("+")
+    counted = [(re.match(r"(\d+)(?=:|$)", chunk), re.search(rf"(?:^|:)(?:{name})=(\d+)", chunk)) for chunk in chunks]
+    return sum((int(n[1]) if n else 1) * int(each[1]) for n, each in counted if each)
 
 
 def _seconds(span: str) -> float | None:
@@ -410,7 +481,9 @@ def _of_lsf(cells: Sequence[str]) -> dict[str, Any] | None:
     try:
         asked = int(cells[_LSF_HOSTS])
         n_hosts = int(cells[at := _LSF_HOSTS + asked + 1])
-        hosts = [re.sub(r"^\d+\*", "", host) for host in cells[at + 1 : at + 1 + n_hosts]]
+        slots = [re.fullmatch(r"(?:(\d+)\*)?(.*)", host) for host in cells[at + 1 : at + 1 + n_hosts]]
+        hosts = [match[2] for match in slots if match]
+        n_slots = sum(int(match[1] or 1) for match in slots if match)
         status, name = int(cells[at + n_hosts + 1]), cells[at + n_hosts + 3]
         rest = cells[at + n_hosts + 5 + _LSF_USAGE :]  # mailUser, projectName, exitStatus, most processors, ...
         index = int(rest[6])
@@ -420,7 +493,7 @@ def _of_lsf(cells: Sequence[str]) -> dict[str, Any] | None:
     machines = dict.fromkeys(hosts)
     gpus = _lsf_gpus(needs[-1], len(machines)) if needs else 0.0
     start = cells[10] if cells[10] != "0" else None
-    parts = {"cpu": f"{n_hosts or int(cells[6])}", "node": f"{len(machines)}", "gres/gpu": f"{gpus:g}" if gpus else ""}
+    parts = {"cpu": f"{n_slots or int(cells[6])}", "node": f"{len(machines)}", "gres/gpu": f"{gpus:g}" if gpus else ""}
     return {
         "JobID": f"{cells[3]}_{index}" if index > 0 else cells[3], "Submit": cells[7],
         "Eligible": cells[8] if cells[8] != "0" else cells[7], "Start": start, "End": cells[2],

@@ -11,13 +11,22 @@ from typing import Any, Final, Self
 import numpy as np
 
 from labkit.core.bounds import MAX_TASKS
-from labkit.core.device_names import TYPE_LABELS, is_gpu, is_known, part_of, quantity, requested_gpus, slice_of
+from labkit.core.device_names import (
+    TYPE_LABELS,
+    is_gpu,
+    is_known,
+    part_by_labels,
+    part_of,
+    quantity,
+    requested_gpus,
+    whole_type,
+)
 from labkit.core.errors import TraceError
 from labkit.core.faults import fault_report
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import entries_of, from_zero, started, text_of
-from labkit.workloads.readers.kubernetes_objects import START_GUESSED, expanded
+from labkit.workloads.readers.kubernetes_objects import QUEUE, START_GUESSED, SUBMITTED, expanded
 from labkit.workloads.readers.ledger import Read, Segments, TraceLedger
 from labkit.workloads.readers.times import LATEST_S
 
@@ -56,10 +65,11 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
     kinds = [str(_mapping(entry).get("kind") or "Pod") for entry in entries]
     if others := sorted({kind for kind in kinds if kind != "Pod"}):
         ledger.leave_out(sum(kind != "Pod" for kind in kinds), f"that are no pods ({', '.join(others)[:60]})")
+    parts = _parts_of_gpus(entries)
     pods = [
         pod
         for i, (entry, kind) in enumerate(zip(entries, kinds, strict=True))
-        if kind == "Pod" and (pod := read_pod(i, entry, faults)) is not None
+        if kind == "Pod" and (pod := read_pod(i, entry, faults, parts=parts)) is not None
     ]
     if faults and len(faults) >= len(pods):
         raise TraceError(fault_report(str(path), faults))
@@ -67,7 +77,7 @@ def kubernetes(path: str | Path, *, cpu_jobs: bool = False) -> Read:
         ledger.leave_out(len(faults), f"that cannot be read ({faults[0]})")
     ran = _ran(_latest(pods, ledger), ledger)
     gangs = [
-        gang for mine in _grouped(ran) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
+        gang for mine in _grouped(_submitted(ran, pods)) if (gang := _gang(mine, ledger, cpu_jobs=cpu_jobs)) is not None
     ]  # fmt: skip
     _devices(pods, ledger)
     told_besides = " ".join(("GPUs are asked for as nvidia.com/gpu or the like", *ledger.checks)).rstrip(".")
@@ -113,6 +123,21 @@ def _ran(pods: Sequence[Pod], ledger: TraceLedger) -> list[Pod]:
             continue
         ledger.leave_out(1, reason, gpu_hours=pod.gpu_hours)
     return ran
+
+
+def _submitted(ran: Sequence[Pod], pods: Sequence[Pod]) -> list[Pod]:
+    """Return the pods that ran, submitted no later than any pod of their job, as those that were evicted before."""
+    objects: dict[str, set[str]] = {}
+    for pod in pods:
+        objects.setdefault(pod.job, set()).update({pod.identity} - {""})
+
+    def key(pod: Pod) -> tuple[str, str]:
+        return pod.job, pod.identity if len(objects[pod.job]) > 1 else ""
+
+    first_s: dict[tuple[str, str], float] = {}
+    for pod in pods:
+        first_s[key(pod)] = min(pod.submitted_s, first_s.get(key(pod), np.inf))
+    return [replace(pod, submitted_s=first_s[key(pod)]) for pod in ran]
 
 
 def _grouped(pods: Sequence[Pod]) -> list[list[Pod]]:
@@ -162,8 +187,17 @@ def _completions(pods: list[Pod]) -> list[list[Pod]]:
     spans = [(min(p.start_s or 0.0 for p in unit), max(p.end_s or 0.0 for p in unit)) for unit in units.values()]
     if len(units) < 2 or max(start for start, _ in spans) < min(end for _, end in spans):
         return [pods]
+    ended_s = min(pod.end_s or 0.0 for pod in pods)  # who is created later waited for another completion
     return [
-        [replace(pod, job=f"{pod.job}[{name}]" if pod.index else name) for pod in unit] for name, unit in units.items()
+        [
+            replace(
+                pod,
+                job=f"{pod.job}[{name}]" if pod.index else name,
+                submitted_s=pod.submitted_s if min(p.created_s for p in unit) < ended_s else pod.created_s,
+            )
+            for pod in unit
+        ]
+        for name, unit in units.items()
     ]
 
 
@@ -195,6 +229,7 @@ class Gang:
     servers: tuple[Pod, ...]
     under_way: bool
     changed: bool
+    wait_unknown: bool
 
 
 def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | None:
@@ -216,7 +251,7 @@ def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | Non
     lasts_s = 3600 * sum(pod.gpu_hours for pod in workers) / gpus if gpus > 0 else busy_s
     return Gang(
         first=at_once[0],
-        arrival_s=min(pod.created_s for pod in pods),
+        arrival_s=min(pod.submitted_s for pod in pods),
         start_s=min(pod.start_s or np.nan for pod in workers),
         nodes=tuple(dict.fromkeys(pod.node for pod in at_once if pod.node)),
         busy_s=lasts_s,
@@ -227,6 +262,7 @@ def _gang(pods: list[Pod], ledger: TraceLedger, *, cpu_jobs: bool) -> Gang | Non
         servers=tuple(_most_at_once(list(servers))) if servers else (),
         under_way=any(pod.under_way for pod in workers),
         changed=abs(lasts_s - busy_s) > 0.01 * busy_s,
+        wait_unknown=all(pod.wait_unknown for pod in pods),
     )
 
 
@@ -298,12 +334,17 @@ def _remark(gangs: list[Gang], cores: Floats, ledger: TraceLedger) -> None:
         "their GPU-hours",
     )
     ledger.remark(
+        [gang.wait_unknown for gang in gangs],
+        "a queue of Kueue and no Job or Workload in the file, so that they arrive when they were admitted (kubectl get "
+        "pods,jobs,workloads tells when they were submitted)",
+    )
+    ledger.remark(
         [gang.first.starts_at_creation for gang in gangs],
         "no start time, so that they start at their creation",
     )
     ledger.remark(
         [gang.first.guessed for gang in gangs],
-        "slices of GPUs; a slice of time counts as a GPU, one of MIG by its sevenths",
+        "slices of GPUs; one of MIG counts by its sevenths, one of time as the nodes in the list say, else as a GPU",
     )
 
 
@@ -334,6 +375,8 @@ QUEUE_LABELS: Final = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "sc
 MODEL_LABELS: Final = ("app.kubernetes.io/name", "app")
 ROLE_LABELS: Final = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec", "elasticjob.dlrover/replica-type",
                       "tf-replica-type")  # fmt: skip
+STOPS: Final = (("Ready", "False"), ("ContainersReady", "False"), ("DisruptionTarget", "True"))
+"""Conditions of a pod that is over which tell when it stopped: the last of it where its containers tell no end."""
 PLAIN_JOB_LABELS: Final = ("batch.kubernetes.io/job-name", "job-name")
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 _MOST_CORES: Final = 1e6
@@ -349,8 +392,9 @@ class Pod:
         Its name, and that of its job, both with the namespace.
     owner : str
         Kind of its controller; "" without one.
-    created_s, start_s, end_s, seen_s : float
-        Seconds since 1970, None where not known; `last_s` is the last moment that the pod tells.
+    created_s, submitted_s, start_s, end_s, last_s : float
+        Seconds since 1970, None where not known; `submitted_s` is when what made it was created, and `last_s` the last
+        moment that the pod tells.
     under_way : bool
         It has not ended.
     gpus, cpus, memory_gb : float
@@ -369,6 +413,8 @@ class Pod:
         Resources that look like devices and are not known as GPUs.
     node : str
         The machine that it was bound to.
+    wait_unknown : bool
+        It was made when Kueue admitted its job, and nothing tells when that was submitted.
     """
 
     name: str
@@ -380,6 +426,7 @@ class Pod:
     priority: float
     is_ps: bool
     created_s: float
+    submitted_s: float
     start_s: float | None
     end_s: float | None
     last_s: float
@@ -396,6 +443,7 @@ class Pod:
     succeeded: bool = False
     devices: tuple[str, ...] = ()
     node: str = ""
+    wait_unknown: bool = False
 
     @property
     def gpu_hours(self) -> float:
@@ -415,21 +463,33 @@ class _FaultError(Exception):
     """A value that cannot be read: its key, and what was expected."""
 
 
-def read_pod(i: int, entry: object, faults: list[str]) -> Pod | None:
-    """Return the i-th pod of a list, or None with its fault noted."""
+def _parts_of_gpus(entries: Sequence[object]) -> dict[str, float]:
+    """Return the parts of a GPU that GPUs of the nodes in a list are, by the nodes' names and their products."""
+    parts: dict[str, float] = {}
+    for metadata in (_mapping(_mapping(one).get("metadata")) for one in entries if _mapping(one).get("kind") == "Node"):
+        labels = _mapping(metadata.get("labels"))
+        names = (metadata.get("name"), labels.get(TYPE_LABELS[0]))
+        parts |= {str(name): part_by_labels(labels) for name in names if name}
+    return parts
+
+
+def read_pod(i: int, entry: object, faults: list[str], *, parts: Mapping[str, float] | None = None) -> Pod | None:
+    """Return the i-th pod of a list, or None with its fault noted; `parts`: of a GPU, by nodes and products."""
     metadata = _mapping(_mapping(entry).get("metadata"))
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
         faults.append(f"pod {i + 1}: metadata.name is {str(name)[:40]}; expected an object with metadata, spec, status")
         return None
     try:
-        return _pod(_mapping(entry), metadata, name)
+        return _pod(_mapping(entry), metadata, name, parts=parts or {})
     except _FaultError as fault:
         faults.append(f"pod {i + 1} ({name[:60]}): {fault}")
         return None
 
 
-def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Pod:
+def _pod(
+    entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str, *, parts: Mapping[str, float]
+) -> Pod:  # fmt: skip
     spec, status = _mapping(entry.get("spec")), _mapping(entry.get("status"))
     labels = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
     space = str(metadata["namespace"]) if _text(metadata.get("namespace")) else "default"
@@ -440,19 +500,22 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
     created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
     if created_s is None:
         raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
+    submitted_s = _moment_s(metadata.get(SUBMITTED), SUBMITTED)
     start_s, end_s, seen = _times(status)
-    gpus, slices = _gpus(metadata, spec)
+    gpus, slices = _gpus(metadata, spec, parts=parts)
     cpus = _requested(spec, lambda one: _of(one, "cpu"))
     return Pod(
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
         owner="" if job else owner[0],
-        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), space),
+        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), "")
+        or str(metadata.get(QUEUE) or space),
         model=next((str(labels[label]) for label in MODEL_LABELS if _text(labels.get(label))), "job"),
         device_type=_type(spec),
         priority=_plain_number(spec.get("priority")),
         is_ps=any(str(labels.get(label, "")).lower() in ("ps", "parameter-server") for label in ROLE_LABELS),
         created_s=created_s,
+        submitted_s=min(created_s, submitted_s or created_s),
         start_s=start_s,
         end_s=end_s,
         last_s=max([created_s, *seen]),
@@ -469,6 +532,10 @@ def _pod(entry: Mapping[str, Any], metadata: Mapping[str, Any], name: str) -> Po
         succeeded=status.get("phase") == "Succeeded",
         devices=_unknown_devices(spec, labels),
         node=str(spec.get("nodeName") or ""),
+        wait_unknown=submitted_s is None
+        and bool(owner[0])
+        and _text(labels.get(QUEUE_LABELS[0]))
+        and not labels.get("kueue.x-k8s.io/managed"),  # a pod of its own, which waits itself
     )
 
 
@@ -500,8 +567,8 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
         starts += [_moment_s(phase.get("startedAt"), "startedAt") for phase in (before, done, running)]
         ends.append(_moment_s(done.get("finishedAt"), "finishedAt"))
     changes = [
-        (_mapping(one).get("type"), _moment_s(_mapping(one).get("lastTransitionTime"), "lastTransitionTime"))
-        for one in _list(status.get("conditions"))
+        (one.get("type"), one.get("status"), _moment_s(one.get("lastTransitionTime"), "lastTransitionTime"))
+        for one in map(_mapping, _list(status.get("conditions")))
     ]
     began_s = _moment_s(status.get("startTime"), "status.startTime")
     known_starts = [s for s in starts if s]
@@ -511,24 +578,26 @@ def _times(status: Mapping[str, Any]) -> tuple[float | None, float | None, list[
     start_s = min(known_starts) if known_starts else None
     if status.get("phase") in ("Succeeded", "Failed"):
         start_s = start_s or began_s
-        stopped = [s for kind, s in changes if kind in ("Ready", "ContainersReady") and s]
+        stopped = [s for kind, holds, s in changes if s and (kind, holds) in STOPS]
         end_s = max(known_ends) if known_ends else max(stopped, default=None)
     else:
         end_s = None
-    seen = [s for s in (*known_starts, *known_ends, began_s, *(s for _, s in changes)) if s]
+    seen = [s for s in (*known_starts, *known_ends, began_s, *(s for _, _, s in changes)) if s]
     return start_s, end_s, seen
 
 
-def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> tuple[float, bool]:
+def _gpus(metadata: Mapping[str, Any], spec: Mapping[str, Any], *, parts: Mapping[str, float]) -> tuple[float, bool]:
     """Return the GPUs that a pod asks for, and whether they are parts of some."""
     names = {name for resources in _resources(spec) for name in resources}
     sliced = any("shared" in name or "vgpu" in name or part_of(name) not in (None, 1.0) for name in names)
     gpus = _requested(spec, _gpus_of)
-    selector = _mapping(spec.get("nodeSelector"))
-    part = slice_of(str(selector.get("cloud.google.com/gke-gpu-partition-size", "")))
-    clients = _number_of(selector.get("cloud.google.com/gke-max-shared-clients-per-gpu")) or 1.0
-    if gpus and (part or clients > 1):
-        return gpus * (part or 1.0) / clients, True
+    selected = _selected(spec)
+    product = str(selected.get(TYPE_LABELS[0], ""))
+    told = (parts.get(str(spec.get("nodeName") or "")), parts.get(product), part_by_labels(selected))
+    part = next(one for one in told if one is not None)
+    if gpus and part < 1 and all(part_of(name) in (None, 1.0) for name in names):
+        return gpus * part, True
+    sliced = sliced or product.endswith("-SHARED")
     fault_report = {**_mapping(metadata.get("labels")), **_mapping(metadata.get("annotations"))}
     if not gpus and (fraction := _number_of(fault_report.get("gpu-fraction"))):  # run:ai
         return fraction * (_number_of(fault_report.get("gpu-fraction-num-devices")) or 1.0), True
@@ -580,18 +649,19 @@ def _quantity(value: object, key: str) -> float:
 
 def _type(spec: Mapping[str, Any]) -> str:
     """Return the type of GPU that a pod demands of its node; "" if it takes any."""
-    selector = _mapping(spec.get("nodeSelector"))
-    for label in TYPE_LABELS:
-        if _text(selector.get(label)):
-            return str(selector[label])
+    selected = _selected(spec)
+    return next((whole_type(str(selected[label])) for label in TYPE_LABELS if _text(selected.get(label))), "")
+
+
+def _selected(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the labels that a pod demands of its node, each with the one value that it takes."""
     affinity = _mapping(_mapping(spec.get("affinity")).get("nodeAffinity"))
     required = _mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"))
-    for term in _list(required.get("nodeSelectorTerms")):
-        for rule in map(_mapping, _list(_mapping(term).get("matchExpressions"))):
-            values = _list(rule.get("values"))
-            if rule.get("key") in TYPE_LABELS and rule.get("operator") == "In" and len(values) == 1:
-                return str(values[0])
-    return ""
+    rules = [rule for term in _list(required.get("nodeSelectorTerms"))
+             for rule in map(_mapping, _list(_mapping(term).get("matchExpressions")))]  # fmt: skip
+    alone = {str(rule.get("key")): _list(rule.get("values"))[0] for rule in reversed(rules)
+             if rule.get("operator") == "In" and len(_list(rule.get("values"))) == 1}  # fmt: skip
+    return {**alone, **_mapping(spec.get("nodeSelector"))}
 
 
 def _moment_s(value: object, key: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,10 @@ OWN_JOB: Final = "training.kubeflow.org/job-name"
 OWN_ROLE: Final = "training.kubeflow.org/replica-type"
 START_GUESSED: Final = "labkit/start-guessed"
 """In the status of a pod: that the moment of creation stands for a start which nothing tells."""
+SUBMITTED: Final = "labkit/submitted"
+"""In the metadata of a pod: when the first of the objects was created that made it, which may have waited since."""
+QUEUE: Final = "labkit/queue"
+"""In the metadata of a pod: the queue in which these objects waited."""
 STARTED: Final = ("Running", "Admitted", "JobRunning", "PodsReady")
 """Conditions that tell when pods began to run: Kubeflow's and Volcano's, and Kueue's, which drops the first of its own
 when all is over."""
@@ -56,12 +60,70 @@ def expanded(entries: Sequence[Any]) -> tuple[list[Any], list[str]]:
         if not (named & names or uids & owners or _uid(entry) in owners - mine) and (found := list(_pods_of(entry))):
             made[i] = found
             counts[_kind(entry)] += 1
-    listed = [one for i, entry in enumerate(entries) for one in made.get(i, [entry])]
+    submitted = _Submissions([entry for _, entry in objects if roles_of(entry)])
+    listed = [one for i, entry in enumerate(entries) for one in made.get(i, [submitted.told_of(entry)])]
     notes = []
     if counts:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items())
         notes.append(f"pods are not listed of {kinds}: as many as they ask for count, from their start to their end.")
     return _with_claims(listed), notes
+
+
+class _Submissions:
+    """Objects that made pods of a list, or tell of those that did, by their uid and by their name."""
+
+    def __init__(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        self.by_uid: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        self.by_name: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in sorted((one for one in objects if _created(one)), key=_created):
+            of_others = [str(owner.get("uid")) for owner in _owners(entry) if _kind(entry) in ("Workload", "PodGroup")]
+            for uid in filter(None, (_uid(entry), *of_others)):
+                self.by_uid[uid].append(entry)
+            self.by_name[_space(entry), str(_metadata(entry).get("name"))].append(entry)
+
+    def told_of(self, entry: Any) -> Any:
+        """Return an entry of the list; a pod with when it was submitted and its queue, where objects tell it."""
+        if not self.by_name or not isinstance(entry, Mapping) or _kind(entry) != "Pod":
+            return entry
+        makers = self._by_owners(entry) or self._by_names(entry)
+        if not makers:
+            return entry
+        metadata = _metadata(entry)
+        queue = next((name for name in map(_queue_of, makers) if name), None)
+        told = {SUBMITTED: min(map(_created, makers)), QUEUE: queue}
+        return {**entry, "metadata": {**metadata, **told}}
+
+    def _by_owners(self, pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the owners of a pod, theirs, and so on."""
+        found: dict[int, Mapping[str, Any]] = {}
+        ahead = [pod]
+        while ahead:
+            uids = [str(owner.get("uid")) for owner in _owners(ahead.pop())]
+            more = [one for uid in uids for one in self.by_uid.get(uid, ()) if id(one) not in found]
+            found |= {id(one): one for one in more}
+            ahead += more
+        return list(found.values())
+
+    def _by_names(self, pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the last object before a pod of each name that its labels and owners have."""
+        before = ([one for one in self.by_name.get((_space(pod), name), ()) if _created(one) <= _created(pod)]
+                  for name in _job_names(pod))  # fmt: skip
+        return [there[-1] for there in before if there]
+
+
+def _created(entry: Mapping[str, Any]) -> str:
+    """Return when an object was created, "" if that is no moment; all of a cluster are written alike."""
+    told = str(_metadata(entry).get("creationTimestamp"))
+    try:
+        return told if datetime.fromisoformat(told).tzinfo else ""
+    except ValueError:
+        return ""
+
+
+def _queue_of(entry: Mapping[str, Any]) -> str:
+    spec = _mapping(entry.get("spec"))
+    labels = _mapping(_metadata(entry).get("labels"))
+    return str(labels.get("kueue.x-k8s.io/queue-name") or spec.get("queueName") or spec.get("queue") or "")
 
 
 def roles_of(entry: Mapping[str, Any]) -> list[PodRole]:
@@ -160,6 +222,7 @@ def _pods_of(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "metadata": {
                     "name": f"{name}-{role.name.lower()}-{i}", "namespace": _space(entry), "ownerReferences": [own],
                     "creationTimestamp": metadata.get("creationTimestamp"),
+                    SUBMITTED: metadata.get("creationTimestamp"),
                     "labels": {**labels, OWN_ROLE: role.name.lower()},
                 },
                 "spec": role.spec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.device_names import counted
+from labkit.core.errors import InputError
+from labkit.core.host_names import listed
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Floats
 from labkit.workloads.readers.base import TraceTable, from_zero, names_of, per_gpu, started, text_column
@@ -31,6 +34,10 @@ OF_RULES: Final = (
     "reservation", "partition", "nodes", "constraint", "begin_s", "after", "array", "at_most", "limit_s", "qos",
 )  # fmt: skip
 """Columns of jobs that are those of the rows."""
+
+OF_COMPONENTS: Final = {"partition": "the partition", "constraint": "the constraint", "reservation": "the reservation",
+                       "asked_hosts": "--nodelist"}  # fmt: skip
+"""Columns in which components may differ, and what they are called."""
 
 REMEDY: Final = "sacct's AllocTRES tells GPUs where slurm.conf has AccountingStorageTRES=gres/gpu"
 
@@ -327,27 +334,78 @@ def _heterogeneous(rows: pd.DataFrame, ledger: TraceLedger) -> pd.DataFrame:
     parts = rows["id"].str.contains("+", regex=False).to_numpy(np.bool_)
     if not parts.any():
         return rows
+    import pandas as pd
+
     parts = parts & rows["id"].str.fullmatch(r"(?:.*/)?\d+\+\d+(#\d+)?").to_numpy(np.bool_)
     whole = rows["id"].where(~parts, rows["id"].str.replace(r"\+\d+(#\d+)?$", r"\1", regex=True))
+    mine = whole.isin(set(whole[parts]))
+    return pd.concat([rows[~mine], _joined(rows[mine], whole[mine], ledger)]).sort_values("row", kind="stable")
+
+
+def _joined(rows: pd.DataFrame, whole: pd.Series, ledger: TraceLedger) -> pd.DataFrame:
+    """Return a row for each job, (N,) `whole`, of several components.
+
+    Of a job with GPUs those components count that have some; it is kept to what they share.
+    """
     gpu_s = (rows["gpus"] * rows["duration_s"]).groupby(whole).transform("sum")
     longest = rows["duration_s"].groupby(whole).transform("max")
-    kinds = {column: rows[column].where(rows["gpus"] > 0).groupby(whole) for column in ("kind", "asked")}
+    counts = (rows["gpus"] > 0) | (rows["gpus"].groupby(whole).transform("max") == 0)
+    nodes, hosts = (column.reindex(rows.index) for column in _machines_of_components(rows[counts], whole[counts]))
+    common: dict[str, pd.Series] = {}
+    differs: dict[str, pd.Series] = {}
+    for column in ("kind", "asked", *OF_COMPONENTS):
+        grouped = rows[column].where(counts).groupby(whole)
+        differs[column] = grouped.transform("nunique") > 1
+        common[column] = grouped.transform("first").where(~differs[column], "").fillna("")
     for column in ("gpus", "n_gpus", "cpus", "memory_gb"):
-        rows = rows.assign(**{column: rows[column].groupby(whole).transform("sum")})
-    for column, grouped in kinds.items():
-        rows = rows.assign(
-            **{column: grouped.transform("first").where(grouped.transform("nunique") == 1, "").fillna("")}
-        )
+        rows = rows.assign(**{column: rows[column].where(counts).groupby(whole).transform("sum", min_count=1)})
     with np.errstate(invalid="ignore", divide="ignore"):
         lasted = np.where(rows["gpus"] > 0, gpu_s / rows["gpus"], longest)
+    one_each = counts & ~whole.where(counts).duplicated()
     ledger.remark(
-        parts & (lasted < longest) & ~whole.duplicated(),
+        one_each & (lasted < longest),
         "components that ended at different times, so that the gang runs for as long as gives the GPU-hours of all",
     )
-    rows = rows.assign(id=whole, duration_s=lasted, submit_s=rows["submit_s"].groupby(whole).transform("min"))
-    repeated = rows["id"].duplicated().to_numpy()
-    ledger.merge(repeated, "of heterogeneous jobs")
-    return rows[~repeated]
+    ledger.remark(
+        (~counts).groupby(whole).transform("any") & one_each,
+        "components without GPUs, whose cores and memory are left out",
+    )
+    for column, word in OF_COMPONENTS.items():
+        ledger.remark(one_each & differs[column], f"a rule that is not kept: {word} that differs among components")
+    ledger.remark(
+        one_each & (nodes == 0) & (rows["nodes"] > 0),
+        "a rule that is not kept: nodes, of which components have unlike numbers of GPUs",
+    )
+    mixed = rows["mixed"].groupby(whole).transform("any") | differs["kind"] | differs["asked"]
+    rows = rows.assign(
+        id=whole, duration_s=lasted, submit_s=rows["submit_s"].groupby(whole).transform("min"), mixed=mixed,
+        nodes=nodes, hosts=hosts, **common,
+    )  # fmt: skip
+    ledger.merge(~one_each, "of heterogeneous jobs")
+    return rows[one_each]
+
+
+def _machines_of_components(rows: pd.DataFrame, whole: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Return the nodes of the job of each row, 0 where GPUs are not spread evenly over them, and all of its hosts."""
+    nodes, hosts = rows["nodes"].astype(np.float64), rows["hosts"].astype(object)
+    again = whole.duplicated(keep=False)
+    for _, mine in rows[again].groupby(whole[again]):
+        gpus: dict[str, float] = defaultdict(float)
+        for i, (told, n, amount) in enumerate(zip(mine["hosts"], mine["nodes"], mine["gpus"], strict=True)):
+            names = _hosts(told)
+            names = names if len(names) == n else [f"{i}/{k}" for k in range(int(n))]
+            for name in names:
+                gpus[name] += amount / len(names)
+        nodes[mine.index] = len(gpus) if len(set(gpus.values())) == 1 and (mine["nodes"] > 0).all() else 0
+        hosts[mine.index] = ",".join(dict.fromkeys(filter(None, mine["hosts"])))
+    return nodes, hosts
+
+
+def _hosts(told: str) -> list[str]:
+    try:
+        return listed(told) if told else []
+    except InputError:
+        return []
 
 
 def _unknown_devices(rows: pd.DataFrame, ledger: TraceLedger) -> str:

@@ -61,6 +61,7 @@ FREE_TEXT: Final = (
     "SystemComment",
     "SubmitLine",
     "WorkDir",
+    "Constraints",
     "AllocTRES",
     "Extra",
 )
@@ -247,6 +248,8 @@ _SHAPES: Final = {
     "JobID": _JOB_ID,
     "Submit": _MOMENT, "Start": _MOMENT, "End": _MOMENT,
     "State": re.compile(r"[A-Z_]+( by .+)?|"),
+    "Priority": re.compile(r"\d*"), "NNodes": re.compile(r"[\d.KM]*"),
+    "Constraints": re.compile(r"[^|\s]+(\|[^|\s]+)*|"),  # [a|b]
     "Elapsed": re.compile(r"[\d:.-]*|INVALID"),
     "AllocTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),
     "ReqTRES": re.compile(r"([a-z][^=]*=[^=,]+)(,[a-z][^=,]*=[^=,]+)*|"),

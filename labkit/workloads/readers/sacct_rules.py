@@ -13,6 +13,7 @@ from labkit.core.host_names import listed
 from labkit.core.resources import Bools
 from labkit.workloads.readers.base import TraceTable, names_of, numbers_of, text_column
 from labkit.workloads.readers.ledger import TraceLedger
+from labkit.workloads.readers.submit_line import OPTIONS, options_of
 from labkit.workloads.readers.times import moments_s, read_spans_s
 
 if TYPE_CHECKING:
@@ -22,14 +23,6 @@ SLURM_DELAY_S: Final = 2.0
 """Seconds between submission and Eligible that are Slurm's own."""
 AT_ONCE_S: Final = 15.0
 """A task of an array that starts so soon after another one of it has ended had waited for that."""
-_OPTIONS: Final = {
-    "array": ("array", "-a "), "after": ("dependency", "-d "), "hosts": ("nodelist", "-w "),
-    "exclude": ("exclude", "-x "), "licenses": ("licenses", "-L "), "switches": ("switches", "--switches="),
-}  # fmt: skip
-_OPTION_PATTERNS: Final = {
-    key: re.compile(rf"(?:^|\s)(?:--{long}[= ]|{short})\s*(\S+)") for key, (long, short) in _OPTIONS.items()
-}
-"""Options of sbatch whose values a SubmitLine tells."""
 _TASK: Final = re.compile(r"((?:.*/)?\d+)_\d+(?:#\d+)?")
 _NUMBERS: Final = re.compile(r"\d+")
 _PARENTS: Final = re.compile(r"(after\w*|singleton):?([\d_:+*]*)")
@@ -49,9 +42,8 @@ def columns_of_rules(table: TraceTable) -> dict[str, Any]:
         return text_column([nothing.get(cell, cell) for cell in names])
 
     codes, lines = pd.factorize(text("SubmitLine"))  # many jobs are submitted alike
-    options = {
-        key: np.array([_value(pattern, line) for line in lines], object) for key, pattern in _OPTION_PATTERNS.items()
-    }
+    told = [options_of(line) for line in lines]
+    options = {key: np.array([each.get(key, "") for each in told], object) for key in OPTIONS}
     return {
         "limit_s": read_spans_s(frame["Timelimit"]) if "Timelimit" in frame else np.nan,
         "eligible_s": moments_s(table, "Eligible") if "Eligible" in frame else np.nan,
@@ -60,11 +52,6 @@ def columns_of_rules(table: TraceTable) -> dict[str, Any]:
         "constraint": text("Constraints"), "reason": text("Reason"), "licenses_": text("Licenses"),
         **{f"asked_{key}": text_column(values[codes]) for key, values in options.items()},
     }  # fmt: skip
-
-
-def _value(pattern: re.Pattern[str], line: str) -> str:
-    match = pattern.search(line) if line else None
-    return match[1] if match else ""
 
 
 def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, zero_s: float) -> pd.DataFrame:
@@ -80,7 +67,7 @@ def with_rules(rows: pd.DataFrame, whole: pd.DataFrame, ledger: TraceLedger, *, 
     follows = after != ""
     begins = (delay_s > SLURM_DELAY_S) & ~follows & (at_most == 0)
     gpus, nodes = rows["gpus"].to_numpy(np.float64), rows["nodes"].to_numpy(np.float64)
-    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1)) & np.array(["+" not in name for name in ids], np.bool_)
+    plain = (nodes >= 1) & (nodes <= np.maximum(gpus, 1))
     named = (rows["asked_hosts"] != "").to_numpy()
     constraint = rows["constraint"].to_numpy(dtype=object).copy()
     constraint[named] = [_constraint(*each) for each in zip(constraint[named], rows["asked_hosts"][named], strict=True)]
@@ -113,6 +100,8 @@ def _not_modelled(rows: pd.DataFrame, odd: Bools, ledger: TraceLedger) -> None:
         ledger.remark((rows[column] != "").to_numpy(), f"a rule that is not kept: {what}")
     licensed = ((rows["asked_licenses"] != "") | (rows["licenses_"] != "")).to_numpy()
     ledger.remark(licensed, "a rule that is not kept: licenses")
+    mixes = rows["constraint"].str.contains(r"\[.*\||\*\d").to_numpy(np.bool_) & (rows["nodes"] != 1).to_numpy()
+    ledger.remark(mixes, "a rule that is not kept: constraints on all nodes of a job together ([a|b], a*2)")
     ledger.remark(odd, "a rule that is not kept: dependencies other than afterok, afterany, aftercorr")
     kinds = [name for name in rows["qos"].unique() if name]
     if len(kinds) > 1:
