@@ -490,4 +490,4 @@ def test_many_faults_are_told_in_part_and_counted(tmp_path):
 
 
 def test_every_format_has_a_reader():
-    assert len(FORMATS) == 25
+    assert len(FORMATS) == 26

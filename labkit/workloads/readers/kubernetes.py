@@ -497,10 +497,8 @@ def _pod(
     label = next((label for label in JOB_LABELS if _text(labels.get(label))), "")
     job = f"{space}/{labels[label]}" if label else None
     uid = str(metadata.get("uid") or "")
-    created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
-    if created_s is None:
-        raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
-    submitted_s = _moment_s(metadata.get(SUBMITTED), SUBMITTED)
+    created_s, submitted_s = _made_s(metadata)
+    waited = owner[0] and submitted_s is None and _text(labels.get(QUEUE_LABELS[0]))
     start_s, end_s, seen = _times(status)
     gpus, slices = _gpus(metadata, spec, parts=parts)
     cpus = _requested(spec, lambda one: _of(one, "cpu"))
@@ -532,11 +530,16 @@ def _pod(
         succeeded=status.get("phase") == "Succeeded",
         devices=_unknown_devices(spec, labels),
         node=str(spec.get("nodeName") or ""),
-        wait_unknown=submitted_s is None
-        and bool(owner[0])
-        and _text(labels.get(QUEUE_LABELS[0]))
-        and not labels.get("kueue.x-k8s.io/managed"),  # a pod of its own, which waits itself
+        wait_unknown=bool(waited) and not labels.get("kueue.x-k8s.io/managed"),  # a pod of its own, which waits itself
     )
+
+
+def _made_s(metadata: Mapping[str, Any]) -> tuple[float, float | None]:
+    """Return when a pod was created, and when what made it was; None where that is not known."""
+    created_s = _moment_s(metadata.get("creationTimestamp"), "metadata.creationTimestamp")
+    if created_s is None:
+        raise _FaultError("metadata.creationTimestamp is missing; expected a time like 2024-03-01T12:00:00Z")
+    return created_s, _moment_s(metadata.get(SUBMITTED), SUBMITTED)
 
 
 def _unknown_devices(spec: Mapping[str, Any], labels: Mapping[str, Any]) -> tuple[str, ...]:
