@@ -352,6 +352,33 @@ def test_what_stands_for_not_known_is_no_moment_and_no_amount(tmp_path):
     assert gpu_hours(found.jobs) == 2
 
 
+@pytest.mark.parametrize(
+    ("column", "told", "second", "seconds"),
+    [
+        ("arrival_min", "", "30", 1800),
+        ("arrival_time_h", "", "30", 108_000),
+        ("submit_hour", "", "30", 108_000),
+        ("submit_time_ms", "", "1800000", 1800),
+        ("submit", "arrival=submit:min", "30", 1800),
+        ("submit", "arrival=submit:d", "30", 2_592_000),
+        ("submit_min", "", "2024-03-01 10:30", np.nan),  # a date has no unit
+    ],
+)
+def test_the_unit_in_the_name_of_a_moment_counts_and_can_be_told(tmp_path, column, told, second, seconds):
+    first = "2024-03-01 10:00" if np.isnan(seconds) else "0"
+    jobs = imported(tmp_path, f"id,{column},duration,gpus\n1,{first},60,1\n2,{second},60,1\n", told=told).jobs
+    assert jobs.arrival_s.tolist() == [0, 1800 if np.isnan(seconds) else seconds]
+
+
+@pytest.mark.parametrize("never", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "1/1/0001 12:00:00 AM"])
+def test_dates_of_languages_and_databases_that_say_never_are_not_known(tmp_path, never):
+    """Go's zero time is 0001-01-01; one job ran from 10:05 to 14:05 on 4 GPUs."""
+    rows = ["1,2024-03-01T10:00:00Z,2024-03-01T10:05:00Z,2024-03-01T14:05:00Z,4"]
+    rows += [f"2,2024-03-01T12:00:00Z,{never},{never},4"]
+    found = imported(tmp_path, "id,submitted,started,ended,gpus\n" + "\n".join(rows) + "\n")
+    assert (found.jobs.id.tolist(), gpu_hours(found.jobs)) == (["1"], 16)
+
+
 @pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])
 def test_spans_are_read_as_people_write_them(tmp_path, span):
     assert imported(tmp_path, f"id,submit,duration,gpus\n1,0,{span},1\n").jobs.duration_s.tolist() == [5400]

@@ -47,6 +47,7 @@ from labkit.workloads.readers.mapping import (
 )
 from labkit.workloads.readers.records import EXPECTED, table_text
 from labkit.workloads.readers.times import (
+    LATEST_S,
     counts_days,
     moments_s,
     read_moments_s,
@@ -336,7 +337,10 @@ def _largest(cells: pd.Series) -> float:
 
 
 def _unit_of_moments(cells: pd.Series) -> str:
-    largest = _largest(cells)
+    """Return the unit of moments that their column's name tells; by their size where it tells none, or cannot be."""
+    largest, unit = _largest(cells), words_of(str(cells.name))[1]
+    if largest * MOMENTS.get(unit, np.inf) < LATEST_S:
+        return unit
     return "ns" if largest > 1e17 else "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
 
 

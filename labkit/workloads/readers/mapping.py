@@ -18,7 +18,7 @@ ENDING: Final = ".labkit.toml"
 """What the file beside a trace is called, after the trace's own name."""
 
 SPANS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
-MOMENTS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+MOMENTS: Final = {"ns": 1e-9, "us": 1e-6, **SPANS}
 AMOUNTS: Final = {"milli": 1e-3, "percent": 1e-2}
 SIZES: Final = {
     "bytes": 1e-9,
@@ -35,6 +35,7 @@ SIZES: Final = {
 _SUFFIXES: Final = {
     "ns": "ns", "milli": "milli", "percent": "percent", "pct": "percent",
     "us": "us", "ms": "ms", "millis": "ms", "milliseconds": "ms", "s": "s", "sec": "s", "secs": "s", "seconds": "s",
+    "second": "s", "minute": "min", "hour": "h", "d": "days", "day": "days",
     "m": "min", "min": "min", "mins": "min", "minutes": "min", "h": "h", "hr": "h", "hrs": "h", "hours": "h",
     "minuten": "min", "sek": "s", "sekunden": "s", "std": "h", "stunden": "h", "tage": "days",
     "days": "days", "b": "bytes", "bytes": "bytes", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "kib": "kib",
@@ -219,8 +220,8 @@ def _source(name: str, column: str) -> FieldSource:
         and unit.lower() in (WHOLE, "per_node", "per_instance", "per_gpu")
     ):
         return replace(_source(name, plain), per=unit.lower().removeprefix("per_"))
-    if colon and unit.lower() in units:
-        return FieldSource(plain, unit.lower())
+    if colon and (known := _SUFFIXES.get(unit.lower(), unit.lower())) in units:
+        return FieldSource(plain, known)
     if colon and units and plain:
         raise unknown(f"unit of {name}", unit, units)
     return FieldSource(column)

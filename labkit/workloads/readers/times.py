@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNKNOWN: Final = ("", "-", "--", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
 """What stands for a moment or a span that is not known, in any case of letters."""
 
+_NEVER: Final = r"(?:0000-00-00|0001-01-01|9999-12-31|0?1[./]0?1[./]0001|31[./]12[./]9999|12/31/9999)"
+"""Dates that stand for "not known": the zero of MySQL, of Go and of .NET, and the last one of databases."""
+
 LATEST_S: Final = 2.0**33
 """Moments later than that (the year 2242) are not believed."""
 
@@ -79,13 +82,19 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         found = np.full(len(text), np.nan)
         if worded.any():
             named = pd.to_datetime(text[worded], format="mixed", utc=True, errors="coerce")
-            found[worded] = (named - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
-        found[dated] = (stamps - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(np.float64)
+            found[worded] = _since_1970_s(named)
+        found[dated] = _since_1970_s(stamps)
         seconds[written] = found
     if (seconds > _EPOCH).any():
         seconds[seconds == 0] = np.nan
     seconds[~((seconds >= 0) & (seconds < LATEST_S))] = np.nan
     return seconds
+
+
+def _since_1970_s(stamps: pd.Series) -> Floats:
+    """Return dates as seconds, (N,); also those that nanoseconds cannot count, such as 0001-01-01."""
+    moments = stamps.dt.tz_localize(None).to_numpy("datetime64[us]")
+    return np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 1e6)
 
 
 def counts_days(numbers: Floats) -> bool:
@@ -212,7 +221,7 @@ def _noted(table: TraceTable, column: str, seconds: Floats, *, expected: str) ->
 def unknown(raw: pd.Series) -> Bools:
     """Return which cells say that something is not known, (N,)."""
     text = raw.astype("str").str.strip().str.lower()
-    words = text.isin(UNKNOWN) | text.str.startswith("0000-00-00")
+    words = text.isin(UNKNOWN) | text.str.match(_NEVER)
     numbers = numbers_of(raw)
     return (raw.isna() | words).to_numpy(np.bool_) | sentinels(numbers)
 
