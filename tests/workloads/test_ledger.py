@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from labkit.core.errors import TraceError
+from labkit.core.errors import InputError, TraceError
 from labkit.topology import build
 from labkit.workloads.readers import explained, ledgered, read, sniff
 from labkit.workloads.readers.ledger import Segments, occupied
@@ -377,6 +377,53 @@ def test_dates_of_languages_and_databases_that_say_never_are_not_known(tmp_path,
     rows += [f"2,2024-03-01T12:00:00Z,{never},{never},4"]
     found = imported(tmp_path, "id,submitted,started,ended,gpus\n" + "\n".join(rows) + "\n")
     assert (found.jobs.id.tolist(), gpu_hours(found.jobs)) == (["1"], 16)
+
+
+GPUS = "id,submit,duration,gpus\n" + "".join(f"{i},{60 * i},3600,4\n" for i in range(3)) + "9,900,3600,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "hours", "told"),
+    [
+        ("(null)", 12, "1 without a number of GPUs"),
+        ("A100:2", 14, ""),
+        ("four", 12, "1 with a cell that cannot be read (line 5: gpus is 'four'"),
+    ],
+)
+def test_a_column_that_is_surely_of_gpus_is_read_but_for_the_cells_that_are_not(tmp_path, cell, hours, told):
+    """Slurm writes (null), and takes --gpus=a100:2."""
+    found = imported(tmp_path, GPUS.format(cell))
+    assert gpu_hours(found.jobs) == hours
+    assert told in "\n".join(found.jobs.notes)
+
+
+def test_a_column_that_would_tell_gpus_or_durations_is_named_with_the_cell_that_is_not_understood(tmp_path):
+    jobs = imported(tmp_path, "id,submit,duration,gpus\n1,0,60,two\n2,0,60,two\n").jobs
+    assert (
+        "no column of GPUs (line 2: gpus is 'two', which is not understood), so that a job takes one: 2 of 2 jobs."
+    ) in jobs.notes
+    with pytest.raises(InputError, match=r"how long jobs ran \(line 3: end is '2024-03-01 PST', which is not"):
+        imported(tmp_path, "id,submit,end,gpus\n1,0,,2\n2,0,2024-03-01 PST,1\n")
+
+
+@pytest.mark.parametrize(
+    ("day", "cells", "seconds", "told"),
+    [
+        ("01.03.2024 10:00", ("1.234", "812", "15.300"), (1234, 812, 15300), "points of thousands: '1.234' is 1234."),
+        ("2024-03-01 10:00", ("1.234", "812", "15.300"), (1.234, 812, 15.3), ""),
+        ("01.03.2024 10:00", ("1.234", "1812", "15.300"), (1.234, 1812, 15.3), ""),  # thousands without a point
+        ("01.03.2024 10:00", ("0.125", "1", "1.250"), (0.125, 1, 1.25), ""),
+        ("2024-03-01 10:00", ("1,5", "12,25", "1.012,25"), (1.5, 12.25, 1012.25), "'1,5' is 1.5."),
+        ("2024-03-01 10:00", ("1\xa0234,5", "1'234", "600"), (1234.5, 1234, 600), "spaces or apostrophes of thousands"),
+        ("2024-03-01 10:00", ("1,5 h", "2", "1 day, 0:00:30"), (5400, 2, 86430), ""),
+    ],
+)
+def test_marks_of_thousands_and_of_decimals_are_told_apart(tmp_path, day, cells, seconds, told):
+    rows = "".join(f"{i};{day};{cell};1\n" for i, cell in enumerate(cells))
+    jobs = imported(tmp_path, f"id;submit;duration;gpus\n{rows}").jobs
+    assert jobs.duration_s.tolist() == list(seconds)
+    assert told in "\n".join(jobs.notes)
+    assert any("is 1" in note for note in jobs.notes) == bool(told)
 
 
 @pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +14,7 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
+from labkit.core.text import shortened
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
     TraceTable,
@@ -36,6 +37,7 @@ from labkit.workloads.readers.mapping import (
     ColumnMap,
     FieldSource,
     keep,
+    lacking,
     lists,
     named,
     per_of,
@@ -45,6 +47,7 @@ from labkit.workloads.readers.mapping import (
     sureness,
     words_of,
 )
+from labkit.workloads.readers.number_marks import dates_with_points, plain_numbers
 from labkit.workloads.readers.records import EXPECTED, table_text
 from labkit.workloads.readers.times import (
     LATEST_S,
@@ -73,6 +76,9 @@ _LOOKED_AT: Final = 2000
 
 _FITS: Final = 0.95
 """Part of the cells that must be of a field's kind."""
+
+_MOSTLY: Final = 0.5
+"""Part of them that must be where the column's name says it surely; the rows of the others are lost, and told."""
 
 _ORDER: Final = {"sure": 0, "likely": 1}
 
@@ -134,16 +140,17 @@ def proposed(
     for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
-    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(
-        lambda cells: _commas_of(cells, separator=separator)[0]
-    )
+    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)]
+    head = _with_plain_numbers(head, head.columns, separator)[0]
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
         (_ORDER[sure], place, bool(REQUEST_WORDS.intersection(words_of(column)[0])), name, column)
         for place, name in enumerate(FIELDS)
         for column in columns
-        if name not in chosen and (sure := sureness(name, column)) and _holds(name, head[column])
+        if name not in chosen
+        and (sure := sureness(name, column))
+        and _holds(name, head[column], least=_MOSTLY if sure == "sure" else _FITS)
     ]
     for order, _, _, name, column in sorted(candidates, key=lambda c: (*c[:3], columns.index(c[4]))):
         if name not in found and column not in taken:
@@ -152,6 +159,18 @@ def proposed(
             taken.add(column)
     found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
+
+
+def _with_plain_numbers(frame: pd.DataFrame, columns: Iterable[str], separator: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table in which numbers have points of decimals and no other marks, and a sentence on each change."""
+    points = dates_with_points(frame)
+    made = {
+        column: plain_numbers(frame[column], separator=separator, points=points)
+        for column in columns
+        if not lists(str(column))
+    }
+    changed = {column: cells for column, (cells, note) in made.items() if note}
+    return frame.assign(**changed), [note for _, note in made.values() if note]
 
 
 _MOST_AGREE: Final = 0.9
@@ -246,8 +265,8 @@ def _counted_by(per: str, found: Collection[str]) -> str:
     return next((name for name in wanted if name in found), "")
 
 
-def _holds(name: str, cells: pd.Series) -> bool:
-    """Return whether cells can be what a field needs."""
+def _holds(name: str, cells: pd.Series, *, least: float = _FITS) -> bool:
+    """Return whether cells can be what a field needs: `least` of those that say something."""
     kind, blank = FIELDS[name].kind, not_known(cells)
     if kind == "moment":
         not_yet = cells.astype("str").str.match(r"1970-01-01[T ]00:00:00").to_numpy(np.bool_)
@@ -256,7 +275,11 @@ def _holds(name: str, cells: pd.Series) -> bool:
     if blank.all():
         return False
     values = _read(kind, cells[~blank])
-    return bool(np.mean(~np.isnan(values)) >= _FITS) if values is not None else True
+    if values is None:
+        return True
+    if name == "gpus" and cells[~blank][np.isnan(values)].astype("str").str.contains(_KIND, regex=True).any():
+        least = _FITS  # kinds of GPUs, of which 4090 is no number
+    return bool(np.mean(~np.isnan(values)) >= least)
 
 
 def _read(kind: str, cells: pd.Series) -> Floats | None:
@@ -276,7 +299,9 @@ _GRES: Final = r"(?:^|[,/(])gpu(?::[A-Za-z][\w.-]*)?[:=](\d{1,6})"
 """GPUs in the words of Slurm: gpu:4, gpu:a100:4(S:0-1), cpu=8,gres/gpu=4."""
 _TIMES: Final = r"^(\d{1,5})\s*[x×*]?\s*(?:gpus?|[A-Za-z][\w -]*\d\w*)$"
 """GPUs as people write them: 4x A100, 2 V100, 8 GPUs."""
-_TIMES_BEHIND: Final = r"^[A-Za-z][\w -]*?\s*[x×*]\s*(\d{1,5})$"
+_TIMES_BEHIND: Final = r"^[A-Za-z][\w -]*?\s*[x×*:]\s*(\d{1,5})$"
+"""Or with a colon, as Slurm's --gpus takes them: A100:2."""
+_KIND: Final = r"^\s*[A-Za-z][A-Za-z -]*\d"
 
 
 def _amounts(cells: pd.Series) -> Floats:
@@ -301,33 +326,6 @@ def _items(cells: pd.Series) -> Floats:
     each = (spans[1].astype("float64") - spans[0].astype("float64")).fillna(0.0) + 1
     found = each.groupby(level=0).sum().reindex(cells.index).to_numpy(np.float64)
     return np.where(not_known(cells), np.nan, found)
-
-
-_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
-
-
-def _commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
-    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
-
-    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
-    a table that commas separate. Where the column does not tell, its cells stay as they are.
-    """
-    if lists(str(raw.name)):
-        return raw, ""
-    text = raw.astype("str").str.strip()
-    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
-    if not there.any():
-        return raw, ""
-    cells = text[there]
-    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
-    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
-        found, what = cells.str.replace(",", ""), "thousands"
-    elif not thousands and cells.str.fullmatch(r"[+-]?\d+,\d+").all():
-        found, what = cells.str.replace(",", "."), "decimals"
-    else:
-        return raw, ""
-    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
-    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
 
 
 def _largest(cells: pd.Series) -> float:
@@ -375,22 +373,25 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
         If the mapping does not tell when jobs arrive or how long they ran.
     """
     path, sources = Path(path), mapping.sources
-    names = tuple(dict.fromkeys(source.column for source in sources.values()))
+    used = tuple(dict.fromkeys(source.column for source in sources.values()))
     text, doubt = content or table_text(path)
-    header = first_row(text[: 1 << 16])
-    refuse_unfit(sources, header_of(header, mapping.separator), path)
+    header = header_of(first_row(text[: 1 << 16]), mapping.separator)
+    unused = [column for column in header if column not in used and _surely(column, sources)]
+    names = (*used, *unused)
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(
         path, columns=names, names=names, header=True, expected=expected, separator=mapping.separator, text=text,
         repair=NO_REPAIR,
     )  # fmt: skip
+    odd = _not_understood(cells, unused, sources, mapping.separator)
+    refuse_unfit(sources, header, path, odd=odd)
+    cells.frame = cells.frame[list(used)]
     ledger = TraceLedger(len(cells) + sum(cells.lost.values()), noun="rows")
     for reason, n in cells.lost.items():
         ledger.leave_out(n, reason)
     numeric = dict.fromkeys(source.column for name, source in sources.items() if FIELDS[name].kind != "name")
-    made = {column: _commas_of(cells.frame[column], separator=mapping.separator) for column in numeric}
-    cells.frame = cells.frame.assign(**{column: found for column, (found, _) in made.items()})
-    for note in filter(None, (*cells.doubts, doubt, *(note for _, note in made.values()))):
+    cells.frame, marks = _with_plain_numbers(cells.frame, numeric, mapping.separator)
+    for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
     for column in (source.column for name, source in sources.items() if FIELDS[name].kind == "moment"):
         if counts_days(numbers_of(cells.frame[column])):
@@ -406,10 +407,32 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
         ledger.remark(rows & keep, guess)
-    _remark(cells, sources, ledger)
+    _remark(cells, sources, ledger, odd.get("gpus", ""))
     segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
     jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
     return Read(ledger.close(jobs), ledger, segments, float(times.arrival_s[keep].min()))
+
+
+def _surely(column: str, sources: Collection[str]) -> list[str]:
+    """Return what a column's name surely means of what is not known of jobs."""
+    return [name for name in lacking(sources) if name not in sources and sureness(name, column) == "sure"]
+
+
+def _not_understood(
+    cells: TraceTable, columns: Iterable[str], sources: Collection[str], separator: str
+) -> dict[str, str]:
+    """Return by field the first cell that cannot be read of a column whose name surely means it, with its line."""
+    found: dict[str, str] = {}
+    frame, _ = _with_plain_numbers(cells.frame, columns, separator)
+    for column in columns:
+        for name in _surely(column, sources):
+            values = _read(FIELDS[name].kind, frame[column])
+            bad = np.isnan(values) & ~not_known(frame[column]) if values is not None else np.zeros(0, np.bool_)
+            if bad.any():
+                row = int(bad.argmax())
+                value = shortened(str(cells.frame[column].iloc[row]))
+                found.setdefault(name, f"line {cells.line(row)}: {column} is '{value}', which is not understood")
+    return found
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
@@ -421,9 +444,11 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
         return spans_s(cells, source.column, unit_s=unit)
     raw = cells.frame[source.column]
     numbers = _amounts(raw) if kind == "amount" else numbers_of(raw)
-    if kind != "number" and (unset := sentinels(numbers)).any():
+    unset = not_known(raw) & ~raw.isna().to_numpy(np.bool_) & ((kind != "number") | np.isnan(numbers))
+    if unset.any():
         ledger.check(
-            f"{int(unset.sum()):,} cells of {source.column} hold -1 or the like, which says that it is not known."
+            f"{int(unset.sum()):,} cells of {source.column} hold -1, (null) or the like, which says that it is not "
+            "known."
         )
         raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
     cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
@@ -566,7 +591,7 @@ def _steps(ids: pd.Series) -> Bools:
     return found
 
 
-def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
+def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger, odd_gpus: str) -> None:
     words = words_of(sources["gpus"].column)[0] if "gpus" in sources else ()
     if "gpus" in sources and not sources["gpus"].per and (each := per_of(words)[1]) in ("node", "instance"):
         ledger.remark(
@@ -579,7 +604,8 @@ def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLed
     elif "gpus" not in sources:
         counted = next((name for name in ("instances", "nodes") if name in sources), "")
         each = f" for each of its {counted}" if counted else ""
-        ledger.remark(ledger.n_jobs, f"no column of GPUs, so that a job takes one{each}")
+        why = f"no column of GPUs{f' ({odd_gpus})' * bool(odd_gpus)}"
+        ledger.remark(ledger.n_jobs, f"{why}, so that a job takes one{each}")
     elif by := _counted_by(sources["gpus"].per, sources):
         ledger.remark(
             ledger.n_jobs,

@@ -92,7 +92,7 @@ FIELDS: Final = {
         _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
                "created, created at, creation time, queued at, enqueue time, gmt create"),
         _named("timestamp, time, date, queued, queued ts, submit ts, submitted ts, enqueued, enqueued at, "
-               "requested at, eingereicht, eingereicht am"),
+               "requested at, eingereicht, eingereicht am, abgeschickt"),
     ),
     "start": Field(
         "moment", "when it started",
@@ -357,21 +357,39 @@ def _strings(table: object) -> bool:
     return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
 
 
-def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -> None:
-    """Raise if what has to be known of a job has no column.
+def lacking(sources: Iterable[str]) -> tuple[str, ...]:
+    """Return the fields of which some would tell what is not known of jobs: arrival, duration, GPUs."""
+    names = set(sources)
+    when = names & {"arrival", "start"}
+    lasted = names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}
+    gpus = names & {"gpus", "gpu_time"}
+    fields = (*(() if when else ("arrival", "start")), *(() if lasted else ("duration", "start", "end")))
+    return tuple(dict.fromkeys((*fields, *(() if gpus else ("gpus",)))))
+
+
+def refuse_unfit(
+    sources: Iterable[str], columns: Sequence[str], path: object, *, odd: Mapping[str, str] | None = None
+) -> None:
+    """Raise if what has to be known of a job has no column; `odd` says what was not understood, by field.
 
     Raises
     ------
     InputError
         With the columns that there are.
     """
-    names, there = set(sources), ", ".join(columns)
-    if not names & {"arrival", "start"}:
+    absent, there = lacking(sources), ", ".join(columns)
+
+    def why(*fields: str) -> str:
+        found = [(odd or {})[name] for name in fields if name in (odd or {})]
+        return f" ({'; '.join(found)})" * bool(found)
+
+    if "arrival" in absent:
         raise InputError(
-            f"{path}: no column shows when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
+            f"{path}: no column shows when jobs were submitted{why('arrival', 'start')}; name it: --map "
+            f"arrival=COLUMN. There are: {there}."
         )
-    if not (names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}):
+    if "duration" in absent:
         raise InputError(
-            f"{path}: no column shows how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
-            f"There are: {there}."
+            f"{path}: no column shows how long jobs ran{why('duration', 'start', 'end')}; name it: --map "
+            f"duration=COLUMN, or start=COLUMN,end=COLUMN. There are: {there}."
         )

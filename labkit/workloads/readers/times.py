@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-UNKNOWN: Final = ("", "-", "--", "none", "unknown", "n/a", "nan", "null", "nat", "invalid")
+UNKNOWN: Final = ("", "-", "--", "none", "unknown", "n/a", "nan", "null", "(null)", "nat", "invalid")
 """What stands for a moment or a span that is not known, in any case of letters."""
 
 _NEVER: Final = r"(?:0000-00-00|0001-01-01|9999-12-31|0?1[./]0?1[./]0001|31[./]12[./]9999|12/31/9999)"
@@ -199,6 +199,7 @@ def _spans(raw: pd.Series, unit_s: float) -> Floats:
         found = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64).copy()
         text = text.str.replace(r"^p(\d+d)?(?:t([\dhms.]+))?$", r"\1\2", regex=True)  # ISO 8601: P1DT2H
         text = text.str.replace(r",\s+|\s+and\s+", " ", regex=True)
+        text = text.str.replace(r"(\d),(\d{1,2}(?!\d))", r"\1.\2", regex=True)  # 1,5 h
         worded = np.isnan(found) & text.str.match(r"\d").to_numpy(np.bool_)
         if worded.any():
             parts = text[worded].str.extract(_UNITS_OF_TIME).astype("float64")
