@@ -426,6 +426,38 @@ def test_marks_of_thousands_and_of_decimals_are_told_apart(tmp_path, day, cells,
     assert any("is 1" in note for note in jobs.notes) == bool(told)
 
 
+def test_a_row_without_a_start_beside_others_with_one_never_ran_whatever_its_duration(tmp_path):
+    rows = ["1,2024-03-01 10:00,2024-03-01 10:30,2024-03-01 12:30,120,4", "2,2024-03-01 10:00,,2024-03-01 12:00,120,8"]
+    found = imported(tmp_path, "job,submitted,started,ended,duration_min,gpus\n" + "\n".join(rows) + "\n")
+    assert found.ledger.left_out == {"without a start (never started)": 1}
+    assert (gpu_hours(found.jobs), found.ledger.file_hours) == (8, 24)
+
+
+@pytest.mark.parametrize(
+    ("column", "told", "seconds", "asks"),
+    [
+        ("Duration (hh:mm)", "", 95_400, False),
+        ("Duration (mm:ss)", "", 1590, False),
+        ("Duration (hh:mm:ss)", "", 1590, False),
+        ("Duration", "", 1590, True),
+        ("Duration", "duration=Duration:h", 95_400, False),
+        ("Duration", "duration=Duration:min", 1590, False),
+    ],
+)
+def test_two_parts_of_a_time_are_hours_and_minutes_where_something_says_so(tmp_path, column, told, seconds, asks):
+    """26:30 is 26 hours and a half, or 26 minutes and a half."""
+    jobs = imported(tmp_path, f"Job,Submitted,{column},GPUs\n1,2024-03-01 10:00,26:30,4\n", told=told).jobs
+    assert jobs.duration_s.tolist() == [seconds]
+    note = "Duration has times such as 26:30, read as minutes:seconds (if they are hours:minutes: labkit traces import "
+    assert (f"{note}--map duration=Duration:h)." in jobs.notes) == asks
+
+
+def test_two_parts_of_a_time_are_hours_and_minutes_where_start_and_end_show_it(tmp_path):
+    rows = ["1,2024-03-01 10:00,2024-03-02 12:30,26:30,4", "2,2024-03-01 11:00,2024-03-01 12:30,01:30,8"]
+    found = imported(tmp_path, "Job,Start,End,Duration,GPUs\n" + "\n".join(rows) + "\n")
+    assert (gpu_hours(found.jobs), found.ledger.checks) == (26.5 * 4 + 1.5 * 8, [])
+
+
 @pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])
 def test_spans_are_read_as_people_write_them(tmp_path, span):
     assert imported(tmp_path, f"id,submit,duration,gpus\n1,0,{span},1\n").jobs.duration_s.tolist() == [5400]

@@ -194,11 +194,9 @@ def _consistent(
     start_s, end_s = (
         read_moments_s(head[found[name].column], unit_s=MOMENTS[found[name].unit]) for name in ("start", "end")
     )
-    plain = read_spans_s(head[source.column])
-    both = np.isfinite(end_s - start_s) & np.isfinite(plain) & (end_s >= start_s)
-    fits = {
-        unit: _agree(plain * size, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, size in SPANS.items()
-    }
+    told = {unit: read_spans_s(head[source.column], unit_s=size) for unit, size in SPANS.items()}
+    both = np.isfinite(end_s - start_s) & np.isfinite(told["s"]) & (end_s >= start_s)
+    fits = {unit: _agree(spans, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, spans in told.items()}
     best = max(fits, key=lambda unit: (fits[unit] >= _MOST_AGREE, unit == source.unit, fits[unit]))
     if fits[best] >= _MOST_AGREE:
         return found | {"duration": replace(source, unit=best, sure=source.sure if best == source.unit else "likely")}
@@ -396,6 +394,9 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     for column in (source.column for name, source in sources.items() if FIELDS[name].kind == "moment"):
         if counts_days(numbers_of(cells.frame[column])):
             ledger.check(f"{column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00.")
+    for name, source in sources.items():
+        if FIELDS[name].kind == "span" and (doubt := _clock_doubt(cells.frame[source.column], name, sources)):
+            ledger.check(doubt)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -433,6 +434,20 @@ def _not_understood(
                 value = shortened(str(cells.frame[column].iloc[row]))
                 found.setdefault(name, f"line {cells.line(row)}: {column} is '{value}', which is not understood")
     return found
+
+
+def _clock_doubt(raw: pd.Series, name: str, sources: dict[str, FieldSource]) -> str:
+    """Return a sentence on cells such as 01:30 where nothing tells minutes and seconds from hours and minutes."""
+    source = sources[name]
+    if source.unit not in ("", "s") or words_of(source.column)[1] or {"start", "end"} <= set(sources):
+        return ""
+    two = raw.astype("str").str.fullmatch(r"\s*\d+:\d\d\s*")
+    if not two.any():
+        return ""
+    return (
+        f"{source.column} has times such as {raw[two].iloc[0]}, read as minutes:seconds (if they are hours:minutes: "
+        f"labkit traces import --map {name}={source.column}:h)."
+    )
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
@@ -568,11 +583,13 @@ def _valid_jobs(
     steps = kept & _steps(cells.frame[id_column]) if id_column else np.zeros_like(kept)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun) of jobs that have rows of their own", gpu_hours=hours)
     kept = kept & ~steps
+    told = ~np.isnan(times.start_s)
     for bad, reason in (
         (np.isnan(arrival_s), "without a time of submission"),
         (np.isnan(duration_s), "without a duration (never started, or not ended)"),
         (duration_s < 0, "that end before they start"),
         (duration_s == 0, "of 0 seconds"),
+        (~told & told.any(), "without a start (never started)"),
         (np.isnan(gpus), "without a number of GPUs"),
         (gpus == 0, "without GPUs"),
         (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} GPUs"),

@@ -41,6 +41,10 @@ _SUFFIXES: Final = {
     "days": "days", "b": "bytes", "bytes": "bytes", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "kib": "kib",
     "mib": "mib", "gib": "gib",
 }  # fmt: skip
+_CLOCKS: Final = {
+    ("hh", "mm", "ss"): "s", ("h", "mm", "ss"): "s", ("hh", "mm"): "h", ("h", "mm"): "h", ("mm", "ss"): "min",
+}  # fmt: skip
+"""Forms of spans of time in names of columns, and the unit of a number, or of the first part of two, in them."""
 PER: Final = {
     **dict.fromkeys(("node", "host", "machine", "server"), "node"),
     **dict.fromkeys(("instance", "inst", "pod", "worker", "replica", "task", "rank", "process", "proc"), "instance"),
@@ -230,10 +234,13 @@ def _source(name: str, column: str) -> FieldSource:
 def words_of(column: str) -> tuple[tuple[str, ...], str]:
     """Return the words of a column's name without its unit, and the unit; "" if it has none.
 
-    >>> words_of("runTime_min"), words_of("Submit Time")
-    ((('run', 'time'), 'min'), (('submit', 'time'), ''))
+    >>> words_of("runTime_min"), words_of("Submit Time"), words_of("Duration (hh:mm)")
+    ((('run', 'time'), 'min'), (('submit', 'time'), ''), (('duration',), 'h'))
     """
     words = tuple(word.lower() for word in _WORD.findall(column.replace("/", " per ")))
+    for clock, unit in _CLOCKS.items():
+        if words[-len(clock) :] == clock and len(words) > len(clock):
+            return words[: -len(clock)], unit
     unit = _SUFFIXES.get(words[-1], "") if len(words) > 1 else ""
     return (words[:-1], unit) if unit else (words, "")
 

@@ -171,7 +171,8 @@ def _of_24_hours(clock: pd.Series, half: pd.Series) -> pd.Series:
 def spans_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
     """Return a column of spans of time in seconds, (N,); NaN where one is not known, or wrong (noted).
 
-    Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds.
+    Cells hold [days-][hours:]minutes:seconds, or a number of units of `unit_s` seconds. Where that is an hour or more,
+    they hold hours:minutes.
     """
     expected = "a span of time >= 0 like 1-02:30:00 or 02:30:00, or a number"
     return _noted(table, column, read_spans_s(table.frame[column], unit_s=unit_s), expected=expected)
@@ -196,7 +197,8 @@ def _spans(raw: pd.Series, unit_s: float) -> Floats:
         text = raw[written].astype("str").str.strip().str.lower()
         parts = text.str.extract(_SPAN).astype("float64")
         days, hours = parts[0].fillna(0.0), parts[1].fillna(0.0)
-        found = (days * 86_400 + hours * 3600 + parts[2] * 60 + parts[3]).to_numpy(np.float64).copy()
+        last_s = np.where(parts[1].isna() & (unit_s >= 3600), 60.0, 1.0)  # 26:30 is of minutes, or of hours
+        found = (days * 86_400 + hours * 3600 + (parts[2] * 60 + parts[3]) * last_s).to_numpy(np.float64).copy()
         text = text.str.replace(r"^p(\d+d)?(?:t([\dhms.]+))?$", r"\1\2", regex=True)  # ISO 8601: P1DT2H
         text = text.str.replace(r",\s+|\s+and\s+", " ", regex=True)
         text = text.str.replace(r"(\d),(\d{1,2}(?!\d))", r"\1.\2", regex=True)  # 1,5 h
