@@ -458,6 +458,19 @@ def test_two_parts_of_a_time_are_hours_and_minutes_where_start_and_end_show_it(t
     assert (gpu_hours(found.jobs), found.ledger.checks) == (26.5 * 4 + 1.5 * 8, [])
 
 
+def test_rows_that_sum_up_others_are_no_jobs(tmp_path):
+    """16 + 8 + 8 GPU-hours; the name alone makes no sum."""
+    at = "2024-03-01 {}:00,2024-03-01 {}:00".format
+    rows = [f"j1,{at(10, 12)},16", f"j2,{at(11, 13)},8", "Subtotal a,,,24", f"j3,{at(11, 13)},8"]
+    rows += [f"total loss,{at(11, 12)},1", f"Total,{at(10, 13)},32"]
+    found = imported(tmp_path, "job_id,start,end,gpu_hours\n" + "\n".join(rows) + "\n")
+    assert found.jobs.id.tolist() == ["j1", "j2", "j3", "total loss"]
+    assert gpu_hours(found.jobs) == 33
+    assert found.ledger.left_out == {"that sum up others (line 4: Subtotal a)": 2}
+    unnamed = imported(tmp_path, "what,submit,duration_h,gpus\na,0,1,4\nb,0,2,4\nSumme,0,3,8\n")
+    assert gpu_hours(unnamed.jobs) == 12
+
+
 @pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])
 def test_spans_are_read_as_people_write_them(tmp_path, span):
     assert imported(tmp_path, f"id,submit,duration,gpus\n1,0,{span},1\n").jobs.duration_s.tolist() == [5400]

@@ -15,6 +15,7 @@ from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
 from labkit.core.text import shortened
+from labkit.core.totals import named_total, totals
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
     TraceTable,
@@ -375,7 +376,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     text, doubt = content or table_text(path)
     header = header_of(first_row(text[: 1 << 16]), mapping.separator)
     unused = [column for column in header if column not in used and _surely(column, sources)]
-    names = (*used, *unused)
+    names = tuple(dict.fromkeys((*used, *unused, *filter(None, header[:1]))))
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(
         path, columns=names, names=names, header=True, expected=expected, separator=mapping.separator, text=text,
@@ -383,6 +384,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     )  # fmt: skip
     odd = _not_understood(cells, unused, sources, mapping.separator)
     refuse_unfit(sources, header, path, odd=odd)
+    first_cells = cells.frame[header[0] or used[0]].tolist()
     cells.frame = cells.frame[list(used)]
     ledger = TraceLedger(len(cells) + sum(cells.lost.values()), noun="rows")
     for reason, n in cells.lost.items():
@@ -391,12 +393,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     cells.frame, marks = _with_plain_numbers(cells.frame, numeric, mapping.separator)
     for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
-    for column in (source.column for name, source in sources.items() if FIELDS[name].kind == "moment"):
-        if counts_days(numbers_of(cells.frame[column])):
-            ledger.check(f"{column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00.")
-    for name, source in sources.items():
-        if FIELDS[name].kind == "span" and (doubt := _clock_doubt(cells.frame[source.column], name, sources)):
-            ledger.check(doubt)
+    _note_kinds_of_times(cells, sources, ledger)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -404,6 +401,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     gpus = _gpus(columns, sources)
     times = _times(columns, sources, gpus, ledger)
     ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
+    lost = lost | _left_out_sums(cells, first_cells, columns, lost, ledger)
     keep = _valid_jobs(cells, times, gpus, lost, ledger, id_column=sources["id"].column if "id" in sources else "")
     ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
@@ -434,6 +432,33 @@ def _not_understood(
                 value = shortened(str(cells.frame[column].iloc[row]))
                 found.setdefault(name, f"line {cells.line(row)}: {column} is '{value}', which is not understood")
     return found
+
+
+def _left_out_sums(
+    cells: TraceTable, first_cells: list[object], columns: dict[str, Floats], lost: Bools, ledger: TraceLedger
+) -> Bools:
+    """Leave out rows that sum up others, by their first cell and their amounts, or without any moment, (N,)."""
+    moments = [column for name, column in columns.items() if FIELDS[name].kind == "moment"]
+    amounts = [column for name, column in columns.items() if FIELDS[name].kind in ("amount", "span", "size")]
+    named = np.array([named_total(cell) for cell in first_cells], np.bool_)
+    sums: Bools = ~lost & (totals(first_cells, amounts) | (named & np.isnan(moments).all(axis=0)))
+    if sums.any():
+        row = int(sums.argmax())
+        example = f"line {cells.line(row)}: {shortened(str(first_cells[row]))}"
+        ledger.leave_out(sums, f"that sum up others ({example})", gpu_hours=ledger.hours_of_rows)
+    return sums
+
+
+def _note_kinds_of_times(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
+    """Note how moments and spans were read that look the same in another unit."""
+    for name, source in sources.items():
+        raw = cells.frame[source.column]
+        if FIELDS[name].kind == "moment" and counts_days(numbers_of(raw)):
+            ledger.check(
+                f"{source.column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00."
+            )
+        if FIELDS[name].kind == "span" and (doubt := _clock_doubt(raw, name, sources)):
+            ledger.check(doubt)
 
 
 def _clock_doubt(raw: pd.Series, name: str, sources: dict[str, FieldSource]) -> str:
