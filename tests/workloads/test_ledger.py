@@ -458,6 +458,38 @@ def test_two_parts_of_a_time_are_hours_and_minutes_where_start_and_end_show_it(t
     assert (gpu_hours(found.jobs), found.ledger.checks) == (26.5 * 4 + 1.5 * 8, [])
 
 
+@pytest.mark.parametrize(
+    ("column", "told", "cells", "note"),
+    [
+        ("submit_date", "", ("45352", "45355"), "counts days from 1899-12-30"),
+        ("submit_date", "", ("20240301", "20240304"), "has dates as numbers: 20240301 is 2024-03-01."),
+        ("submitted", "arrival=submitted:days", ("45352", "45355"), "counts days from 1899-12-30"),
+        ("submit_day", "", ("0", "3"), ""),
+    ],
+)
+def test_whole_days_are_dates_where_the_name_says_so(tmp_path, column, told, cells, note):
+    """45352 is 2024-03-01 in a spreadsheet; three days are 259,200 s."""
+    found = imported(tmp_path, f"id,{column},duration_h,gpus\n1,{cells[0]},2,4\n2,{cells[1]},3,8\n", told=told)
+    assert found.jobs.arrival_s.tolist() == [0, 259_200]
+    assert found.zero_s == (1_709_251_200 if note else 0)
+    assert note in "\n".join(found.jobs.notes)
+
+
+@pytest.mark.parametrize(
+    ("duration", "told", "hours", "asks"),
+    [
+        (("0.0625", "1.5"), "", 37.5, True),
+        (("60", "3600"), "", 61 / 60, False),
+        (("0.0625", "1.5"), "duration=duration:s", 1.5625 / 3600, False),
+    ],
+)
+def test_durations_beside_days_of_a_spreadsheet_are_days_and_asked_about(tmp_path, duration, told, hours, asks):
+    text = "id,submitted,duration,gpus\n1,45352.5,{},1\n2,45353.25,{},1\n".format(*duration)
+    found = imported(tmp_path, text, told=told)
+    assert gpu_hours(found.jobs) == pytest.approx(hours)
+    assert any("labkit traces import --map duration=duration:s" in note for note in found.jobs.notes) == asks
+
+
 def test_rows_that_sum_up_others_are_no_jobs(tmp_path):
     """16 + 8 + 8 GPU-hours; the name alone makes no sum."""
     at = "2024-03-01 {}:00,2024-03-01 {}:00".format

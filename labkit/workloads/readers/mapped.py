@@ -52,10 +52,13 @@ from labkit.workloads.readers.number_marks import dates_with_points, plain_numbe
 from labkit.workloads.readers.records import EXPECTED, table_text
 from labkit.workloads.readers.times import (
     LATEST_S,
+    are_compact_dates,
     counts_days,
+    days_of_this_century,
     moments_s,
     read_moments_s,
     read_spans_s,
+    says_date,
     sentinels,
     spans_s,
     without_offset,
@@ -158,6 +161,8 @@ def proposed(
             sure = next(word for word, n in _ORDER.items() if n == order)
             found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
+    if "duration" in found and "duration" not in chosen and _in_days_too(found, head):
+        found["duration"] = replace(found["duration"], unit="days", sure="likely")
     found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
 
@@ -336,6 +341,8 @@ def _largest(cells: pd.Series) -> float:
 def _unit_of_moments(cells: pd.Series) -> str:
     """Return the unit of moments that their column's name tells; by their size where it tells none, or cannot be."""
     largest, unit = _largest(cells), words_of(str(cells.name))[1]
+    if says_date(cells.name) and days_of_this_century(numbers_of(cells)):
+        return "days"
     if largest * MOMENTS.get(unit, np.inf) < LATEST_S:
         return unit
     return "ns" if largest > 1e17 else "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
@@ -452,13 +459,36 @@ def _left_out_sums(
 def _note_kinds_of_times(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
     """Note how moments and spans were read that look the same in another unit."""
     for name, source in sources.items():
-        raw = cells.frame[source.column]
-        if FIELDS[name].kind == "moment" and counts_days(numbers_of(raw)):
+        raw, kind = cells.frame[source.column], FIELDS[name].kind
+        if kind == "moment" and are_compact_dates(source.column, numbers_of(raw)):
+            ledger.check(f"{source.column} has dates as numbers: 20240301 is 2024-03-01.")
+        elif kind == "moment" and counts_days(numbers_of(raw), unit_s=MOMENTS.get(source.unit, 1.0)):
             ledger.check(
                 f"{source.column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00."
             )
-        if FIELDS[name].kind == "span" and (doubt := _clock_doubt(raw, name, sources)):
+        if kind == "span" and (doubt := _clock_doubt(raw, name, sources)):
             ledger.check(doubt)
+    if "duration" in sources and sources["duration"].unit == "days" and _in_days_too(sources, cells.frame):
+        column = sources["duration"].column
+        ledger.check(
+            f"{column} is read as days, as moments are (if it is seconds: labkit traces import --map "
+            f"duration={column}:s)."
+        )
+
+
+def _in_days_too(sources: dict[str, FieldSource], frame: pd.DataFrame) -> bool:
+    """Return whether durations are likely days: no name says a unit, they have parts, and moments are days."""
+    column = sources["duration"].column
+    spans = numbers_of(frame[column])
+    spans = spans[np.isfinite(spans)]
+    if words_of(column)[1] or not ((spans % 1 != 0).any() and (spans < _MOST_DAYS).all()):
+        return False
+    moments = (source for name, source in sources.items() if FIELDS[name].kind == "moment")
+    return any(counts_days(numbers_of(frame[one.column]), unit_s=MOMENTS.get(one.unit, 1.0)) for one in moments)
+
+
+_MOST_DAYS: Final = 100.0
+"""Durations beside a spreadsheet's days are no days where one is longer."""
 
 
 def _clock_doubt(raw: pd.Series, name: str, sources: dict[str, FieldSource]) -> str:

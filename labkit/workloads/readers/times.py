@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.core.resources import Bools, Floats
 from labkit.workloads.readers.base import TraceTable, numbers_of
+from labkit.workloads.readers.mapping import words_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +69,9 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
     if (plain := _plain_dates(raw)) is not None:
         return plain
     numbers = numbers_of(raw)
-    if unit_s == 1.0 and counts_days(numbers):
+    if are_compact_dates(raw.name, numbers):
+        seconds = _compact_s(numbers)
+    elif counts_days(numbers, unit_s=unit_s):
         seconds = np.round((numbers - _DAY_OF_1970) * 86_400.0)
     else:
         seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
@@ -97,14 +100,47 @@ def _since_1970_s(stamps: pd.Series) -> Floats:
     return np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 1e6)
 
 
-def counts_days(numbers: Floats) -> bool:
+def says_date(column: object) -> bool:
+    """Return whether the name of a column says that it holds dates.
+
+    >>> says_date("submit_date"), says_date("submitted"), says_date("StartDatum")
+    (True, False, True)
+    """
+    return not {"date", "datum", "tag"}.isdisjoint(words_of(str(column))[0])
+
+
+def are_compact_dates(column: object, numbers: Floats) -> bool:
+    """Return whether moments are dates as 20240301, in a column whose name says date."""
+    known = ~(np.isnan(numbers) | sentinels(numbers))
+    return bool(known.any() and says_date(column) and np.isfinite(_compact_s(numbers[known])).all())
+
+
+def _compact_s(numbers: Floats) -> Floats:
+    """Return dates such as 20240301 as seconds since 1970, (N,); NaN where a number is none."""
+    import pandas as pd
+
+    whole = np.where((numbers >= 19_700_101) & (numbers <= 21_001_231) & (numbers % 1 == 0), numbers, 0.0)
+    dates = pd.Series(whole.astype(np.int64).astype("str"))
+    return _since_1970_s(pd.to_datetime(dates, format="%Y%m%d", utc=True, errors="coerce"))
+
+
+def days_of_this_century(numbers: Floats) -> bool:
+    """Return whether all moments could be days as spreadsheets count them: 36526 is 2000-01-01."""
+    days = numbers[~(np.isnan(numbers) | sentinels(numbers))]
+    return bool(len(days) and ((days >= _DAYS[0]) & (days < _DAYS[1])).all())
+
+
+def counts_days(numbers: Floats, *, unit_s: float = 1.0) -> bool:
     """Return whether moments are a spreadsheet's days: of this century, with parts of a day that are whole seconds.
 
     Seconds with one or two decimals would be that, too; the parts must be quarters of a day, or have more decimals.
+    Where the unit is a day, they are whatever the parts.
     """
-    days = numbers[~np.isnan(numbers)]
-    if not (len(days) and ((days >= _DAYS[0]) & (days < _DAYS[1])).all() and (days % 1 != 0).any()):
+    if unit_s not in (1.0, 86_400.0) or not days_of_this_century(numbers):
         return False
+    days = numbers[~(np.isnan(numbers) | sentinels(numbers))]
+    if unit_s > 1 or not (days % 1 != 0).any():
+        return unit_s > 1
     whole_s, hundredths, quarters = (
         np.abs(days * n - np.round(days * n)) < most for n, most in ((86_400, 0.05), (100, 1e-6), (4, 1e-6))
     )
