@@ -490,6 +490,24 @@ def test_durations_beside_days_of_a_spreadsheet_are_days_and_asked_about(tmp_pat
     assert any("labkit traces import --map duration=duration:s" in note for note in found.jobs.notes) == asks
 
 
+@pytest.mark.parametrize(("first", "second", "n"), [(1, 1000, 1), (1000, 1, 1), (1, 1, 0), (1_000_000, 1000, 1)])
+def test_seconds_and_milliseconds_since_1970_in_one_column_are_each_read_by_size(tmp_path, first, second, n):
+    at = 1_709_280_000
+    rows = [f"1,{at * first},{(at + 7200) * first},4", f"2,{(at + 3600) * second},{(at + 10800) * second},8"]
+    found = imported(tmp_path, "id,start,end,gpus\n" + "\n".join(rows) + "\n")
+    assert found.jobs.arrival_s.tolist() == [0, 3600]
+    assert gpu_hours(found.jobs) == 24
+    assert "\n".join(found.jobs.notes).count("in several units, each read by its size: 1 of 2") == 2 * n
+
+
+def test_memory_is_that_of_hosts_in_the_unit_of_the_system_that_wrote_it(tmp_path):
+    """HTCondor's RequestMemory is in MiB; memory of GPUs is none of a host's."""
+    jobs = imported(tmp_path, "id,submit,duration,RequestMemory,gpus\n1,0,60,65536,1\n").jobs
+    assert jobs.gang_demand[0, 2] == 64
+    jobs = imported(tmp_path, "id,submit,duration,gpu_mem_gb,gpus\n1,0,60,640,8\n").jobs
+    assert jobs.gang_demand[0, 2] == 0
+
+
 def test_rows_that_sum_up_others_are_no_jobs(tmp_path):
     """16 + 8 + 8 GPU-hours; the name alone makes no sum."""
     at = "2024-03-01 {}:00,2024-03-01 {}:00".format

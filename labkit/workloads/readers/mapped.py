@@ -56,6 +56,7 @@ from labkit.workloads.readers.times import (
     counts_days,
     days_of_this_century,
     moments_s,
+    of_other_unit,
     read_moments_s,
     read_spans_s,
     says_date,
@@ -351,12 +352,16 @@ def _unit_of_moments(cells: pd.Series) -> str:
 _SINCE_1970: Final = 1e8
 
 
+_UNITS_OF: Final = {"RequestMemory": "mib"}
+"""Units of columns that are known by their names: HTCondor's."""
+
+
 def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSource:
     """Return a source with the unit that the name of its column tells, or the size of its numbers."""
     units = FIELDS[name].units
     if source.unit or not units:
         return source
-    unit = words_of(source.column)[1]
+    unit = words_of(source.column)[1] or _UNITS_OF.get(source.column, "")
     if FIELDS[name].kind == "moment":
         return replace(source, unit=_unit_of_moments(head[source.column]))
     if FIELDS[name].kind == "amount":
@@ -465,6 +470,11 @@ def _note_kinds_of_times(cells: TraceTable, sources: dict[str, FieldSource], led
         elif kind == "moment" and counts_days(numbers_of(raw), unit_s=MOMENTS.get(source.unit, 1.0)):
             ledger.check(
                 f"{source.column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00."
+            )
+        elif kind == "moment" and (n := int(of_other_unit(numbers_of(raw), unit_s=MOMENTS[source.unit or "s"]).sum())):
+            ledger.check(
+                f"{source.column} has moments since 1970 in several units, each read by its size: {n:,} of "
+                f"{len(raw):,} are not in {source.unit or 's'}."
             )
         if kind == "span" and (doubt := _clock_doubt(raw, name, sources)):
             ledger.check(doubt)

@@ -266,10 +266,16 @@ _NO_GPUS: Final = frozenset({"memory", "mem", "vram", "ram", "eff", "efficiency"
 """Words of columns that tell something else of GPUs than their number, where they are no amount of memory."""
 
 
+_OF_GPUS: Final = frozenset({"gpu", "gpus", "vram", "device", "card", "accelerator"})
+"""Words of columns whose memory is that of GPUs, not of hosts."""
+
+
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
     spec, (apart, unit) = FIELDS[name], words_of(column)
     if name == "gpus" and _NO_GPUS.intersection(apart):
+        return ""
+    if name == "memory" and _OF_GPUS.intersection(per_of(apart)[0]):
         return ""
     if name == "gpu_time":
         words = " ".join(apart)

@@ -32,6 +32,9 @@ SENTINELS: Final = (-1.0, 2.0**32 - 2, 2.0**32 - 1, 2.0**63, 2.0**64)
 _EPOCH: Final = 1e8
 """Moments counted since 1970 are later than that (March 1973); where the others are, 0 says "not yet"."""
 
+_SURELY: Final = 5e8
+"""Numbers of seconds from there on (November 1985) are moments since 1970, whatever others of a column are."""
+
 _DAYS: Final = (36_526, 73_051)
 """Dates from 2000 to 2100 as spreadsheets count days, from 30 December 1899."""
 _DAY_OF_1970: Final = 25_569
@@ -75,6 +78,7 @@ def read_moments_s(raw: pd.Series, *, unit_s: float = 1.0) -> Floats:
         seconds = np.round((numbers - _DAY_OF_1970) * 86_400.0)
     else:
         seconds = np.where(sentinels(numbers), np.nan, numbers * unit_s)
+        seconds = np.where(of_other_unit(numbers, unit_s=unit_s), _by_size_s(numbers), seconds)
     written = np.isnan(numbers)
     if written.any():
         text = _iso(raw[written].astype("str").str.strip())
@@ -98,6 +102,22 @@ def _since_1970_s(stamps: pd.Series) -> Floats:
     """Return dates as seconds, (N,); also those that nanoseconds cannot count, such as 0001-01-01."""
     moments = stamps.dt.tz_localize(None).to_numpy("datetime64[us]")
     return np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 1e6)
+
+
+def of_other_unit(numbers: Floats, *, unit_s: float) -> Bools:
+    """Return which moments are since 1970 in another unit than others of their column, such as s among ms, (N,)."""
+    known = ~sentinels(numbers)
+    dated = known & (numbers * unit_s > _EPOCH) & (numbers * unit_s < LATEST_S)
+    return np.asarray(known & ~dated & dated.any() & np.isfinite(_by_size_s(numbers)), np.bool_)
+
+
+def _by_size_s(numbers: Floats) -> Floats:
+    """Return moments since 1970 in seconds, ms, us or ns by their size, as seconds, (N,); NaN where one is none."""
+    found = np.full(len(numbers), np.nan)
+    for unit_s in (1.0, 1e-3, 1e-6, 1e-9):
+        seconds = numbers * unit_s
+        found = np.where((seconds > _SURELY) & (seconds < LATEST_S) & np.isnan(found), seconds, found)
+    return found
 
 
 def says_date(column: object) -> bool:
