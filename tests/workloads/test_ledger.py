@@ -508,6 +508,24 @@ def test_memory_is_that_of_hosts_in_the_unit_of_the_system_that_wrote_it(tmp_pat
     assert jobs.gang_demand[0, 2] == 0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("31.03.2024 00:30", "31.03.2024 10:00", True),
+        ("3/14/2024 9:05 PM", "3/2/2024 12:05 AM", True),
+        ("2024/03/31-08:00:00", "2024/03/31-09:00:00", True),
+        ("Mar 31 2024 10:00", "Mar 31 2024 11:00", True),
+        ("2024-03-01 10:00:00 UTC", "2024-03-01 11:00:00 UTC", False),
+        ("2024-03-01 10:00:00 GMT", "2024-03-01 11:00:00 GMT", False),
+        ("2024-03-01 10:00:00+01", "2024-03-01 11:00:00+02", False),
+        ("1709280000", "1709283600", False),
+    ],
+)
+def test_times_without_a_time_zone_are_told_however_they_are_written(tmp_path, first, second, told):
+    jobs = imported(tmp_path, f"id,submit,duration,gpus\n1,{first},60,1\n2,{second},60,1\n").jobs
+    assert any("times without a time zone" in note for note in jobs.notes) == told
+
+
 def test_rows_that_sum_up_others_are_no_jobs(tmp_path):
     """16 + 8 + 8 GPU-hours; the name alone makes no sum."""
     at = "2024-03-01 {}:00,2024-03-01 {}:00".format

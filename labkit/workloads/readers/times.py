@@ -46,7 +46,8 @@ _UNITS_OF_TIME: Final = (
     rf"(?:{_PARTS}m(?:in(?:ute)?s?)?)?\s*(?:{_PARTS}s(?:ec(?:ond)?(?:s|\(s\))?)?)?$"
 )
 _MONTH: Final = r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-_OFFSET: Final = r"(?:Z|[+-]\d{2}:?\d{2})$"
+_ISO: Final = r"\d{4}-\d{2}-\d{2}[T ]"
+_OFFSET: Final = r"(?:Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 
 
 def moments_s(table: TraceTable, column: str, *, unit_s: float = 1.0) -> Floats:
@@ -199,7 +200,9 @@ def _iso(text: pd.Series) -> pd.Series:
     Days and months with slashes that the whole column does not tell apart stay as they are, and cannot be read.
     """
     text = text.str.replace(r"^(\d{4})/(\d{2})/(\d{2})[-T ]", r"\1-\2-\3T", regex=True)
-    text = text.str.replace(r"\s*UTC$", "Z", regex=True).str.replace(r"(\d) [ELX]$", r"\1", regex=True)  # marks of LSF
+    text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True).str.replace(
+        r"(\d) [ELX]$", r"\1", regex=True
+    )  # marks of LSF
     parts = text.str.extract(r"^(\d{1,2})[/.](\d{1,2})[/.](\d{4}|\d{2})(?:[T ,]+(\d.*?)\s*([AaPp][Mm])?)?$")
     if parts[0].isna().all():
         return text
@@ -288,5 +291,8 @@ def unknown(raw: pd.Series) -> Bools:
 def without_offset(raw: pd.Series) -> Bools:
     """Return which cells are dates that do not tell their time zone, (N,)."""
     text = raw.astype("str").str.strip()
-    dated = text.str.match(r"\d{4}-\d{2}-\d{2}[T ]").to_numpy(np.bool_)
-    return np.asarray(dated & ~text.str.contains(_OFFSET, regex=True).to_numpy(np.bool_), np.bool_)
+    dated = text.str.match(_ISO)
+    if not dated.all():
+        others = _iso(text[~dated])
+        dated[~dated] = others.str.match(_ISO) | others.str.contains(_MONTH, regex=True)
+    return np.asarray((dated & ~text.str.contains(_OFFSET, regex=True)).to_numpy(np.bool_), np.bool_)
