@@ -50,16 +50,11 @@ from labkit.workloads.readers.mapping import (
 )
 from labkit.workloads.readers.number_marks import dates_with_points, plain_numbers
 from labkit.workloads.readers.records import EXPECTED, table_text
+from labkit.workloads.readers.time_units import in_days_too, largest, note_kinds_of_times, unit_of_moments
 from labkit.workloads.readers.times import (
-    LATEST_S,
-    are_compact_dates,
-    counts_days,
-    days_of_this_century,
     moments_s,
-    of_other_unit,
     read_moments_s,
     read_spans_s,
-    says_date,
     sentinels,
     spans_s,
     without_offset,
@@ -162,7 +157,7 @@ def proposed(
             sure = next(word for word, n in _ORDER.items() if n == order)
             found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
-    if "duration" in found and "duration" not in chosen and _in_days_too(found, head):
+    if "duration" in found and "duration" not in chosen and in_days_too(found, head):
         found["duration"] = replace(found["duration"], unit="days", sure="likely")
     found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
@@ -276,7 +271,7 @@ def _holds(name: str, cells: pd.Series, *, least: float = _FITS) -> bool:
     if kind == "moment":
         not_yet = cells.astype("str").str.match(r"1970-01-01[T ]00:00:00").to_numpy(np.bool_)
         blank |= not_yet & (not not_yet.all())
-        blank |= (numbers_of(cells) == 0) & (_largest(cells) > _SINCE_1970)
+        blank |= (numbers_of(cells) == 0) & (largest(cells) > _SINCE_1970)
     if blank.all():
         return False
     values = _read(kind, cells[~blank])
@@ -292,7 +287,7 @@ def _read(kind: str, cells: pd.Series) -> Floats | None:
     if kind == "name":
         return None
     if kind == "moment":
-        return read_moments_s(cells, unit_s=MOMENTS[_unit_of_moments(cells)])
+        return read_moments_s(cells, unit_s=MOMENTS[unit_of_moments(cells)])
     if kind == "span":
         return read_spans_s(cells)
     numbers = _amounts(cells) if kind == "amount" else numbers_of(cells)
@@ -333,22 +328,6 @@ def _items(cells: pd.Series) -> Floats:
     return np.where(not_known(cells), np.nan, found)
 
 
-def _largest(cells: pd.Series) -> float:
-    numbers = numbers_of(cells)
-    numbers = numbers[~sentinels(numbers)]
-    return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
-
-
-def _unit_of_moments(cells: pd.Series) -> str:
-    """Return the unit of moments that their column's name tells; by their size where it tells none, or cannot be."""
-    largest, unit = _largest(cells), words_of(str(cells.name))[1]
-    if says_date(cells.name) and days_of_this_century(numbers_of(cells)):
-        return "days"
-    if largest * MOMENTS.get(unit, np.inf) < LATEST_S:
-        return unit
-    return "ns" if largest > 1e17 else "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
-
-
 _SINCE_1970: Final = 1e8
 
 
@@ -363,7 +342,7 @@ def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSourc
         return source
     unit = words_of(source.column)[1] or _UNITS_OF.get(source.column, "")
     if FIELDS[name].kind == "moment":
-        return replace(source, unit=_unit_of_moments(head[source.column]))
+        return replace(source, unit=unit_of_moments(head[source.column]))
     if FIELDS[name].kind == "amount":
         planned = name == "gpus" and "plan" in words_of(source.column)[0]  # Alibaba's plan_gpu is in hundredths
         return replace(source, unit=unit if unit in units else "percent" if planned else "")
@@ -405,7 +384,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     cells.frame, marks = _with_plain_numbers(cells.frame, numeric, mapping.separator)
     for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
-    _note_kinds_of_times(cells, sources, ledger)
+    note_kinds_of_times(cells, sources, ledger)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -459,60 +438,6 @@ def _left_out_sums(
         example = f"line {cells.line(row)}: {shortened(str(first_cells[row]))}"
         ledger.leave_out(sums, f"that sum up others ({example})", gpu_hours=ledger.hours_of_rows)
     return sums
-
-
-def _note_kinds_of_times(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
-    """Note how moments and spans were read that look the same in another unit."""
-    for name, source in sources.items():
-        raw, kind = cells.frame[source.column], FIELDS[name].kind
-        if kind == "moment" and are_compact_dates(source.column, numbers_of(raw)):
-            ledger.check(f"{source.column} has dates as numbers: 20240301 is 2024-03-01.")
-        elif kind == "moment" and counts_days(numbers_of(raw), unit_s=MOMENTS.get(source.unit, 1.0)):
-            ledger.check(
-                f"{source.column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00."
-            )
-        elif kind == "moment" and (n := int(of_other_unit(numbers_of(raw), unit_s=MOMENTS[source.unit or "s"]).sum())):
-            ledger.check(
-                f"{source.column} has moments since 1970 in several units, each read by its size: {n:,} of "
-                f"{len(raw):,} are not in {source.unit or 's'}."
-            )
-        if kind == "span" and (doubt := _clock_doubt(raw, name, sources)):
-            ledger.check(doubt)
-    if "duration" in sources and sources["duration"].unit == "days" and _in_days_too(sources, cells.frame):
-        column = sources["duration"].column
-        ledger.check(
-            f"{column} is read as days, as moments are (if it is seconds: labkit traces import --map "
-            f"duration={column}:s)."
-        )
-
-
-def _in_days_too(sources: dict[str, FieldSource], frame: pd.DataFrame) -> bool:
-    """Return whether durations are likely days: no name says a unit, they have parts, and moments are days."""
-    column = sources["duration"].column
-    spans = numbers_of(frame[column])
-    spans = spans[np.isfinite(spans)]
-    if words_of(column)[1] or not ((spans % 1 != 0).any() and (spans < _MOST_DAYS).all()):
-        return False
-    moments = (source for name, source in sources.items() if FIELDS[name].kind == "moment")
-    return any(counts_days(numbers_of(frame[one.column]), unit_s=MOMENTS.get(one.unit, 1.0)) for one in moments)
-
-
-_MOST_DAYS: Final = 100.0
-"""Durations beside a spreadsheet's days are no days where one is longer."""
-
-
-def _clock_doubt(raw: pd.Series, name: str, sources: dict[str, FieldSource]) -> str:
-    """Return a sentence on cells such as 01:30 where nothing tells minutes and seconds from hours and minutes."""
-    source = sources[name]
-    if source.unit not in ("", "s") or words_of(source.column)[1] or {"start", "end"} <= set(sources):
-        return ""
-    two = raw.astype("str").str.fullmatch(r"\s*\d+:\d\d\s*")
-    if not two.any():
-        return ""
-    return (
-        f"{source.column} has times such as {raw[two].iloc[0]}, read as minutes:seconds (if they are hours:minutes: "
-        f"labkit traces import --map {name}={source.column}:h)."
-    )
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
