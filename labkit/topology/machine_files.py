@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from labkit.core.device_names import (
     MIG_RESOURCE,
     SLICE,
@@ -30,7 +32,9 @@ from labkit.core.device_names import (
 from labkit.core.errors import InputError
 from labkit.core.files import refuse_unreadable
 from labkit.core.host_names import listed
+from labkit.core.resources import Bools
 from labkit.core.text import shortened
+from labkit.core.totals import totals
 
 EXPECTED: Final = (
     "what `scontrol show node`, `scontrol show partition`, `sinfo -N -o '%N|%P|%t|%c|%m|%G|%f'`, `sinfo --json` or "
@@ -63,6 +67,8 @@ class ListedHost:
         Only its name and partitions are told, not what it has.
     divided : bool
         It lists parts of its GPUs as GPUs, as time slicing does.
+    total : bool
+        It is no host, but a row that sums up others.
     """
 
     name: str
@@ -76,6 +82,7 @@ class ListedHost:
     devices: tuple[str, ...] = ()
     bare: bool = False
     divided: bool = False
+    total: bool = False
 
     def joined(self, other: ListedHost) -> ListedHost:
         """Return the host with what another file, or another row, tells of it."""
@@ -122,7 +129,7 @@ def inventory(hosts: Sequence[ListedHost], *, source: str, every: bool = False) 
     InputError
         If none is left.
     """
-    kept, notes = _usable(hosts, every=every)
+    kept, notes = _usable([one for one in hosts if not one.total], every=every)
     if not kept:
         raise InputError(
             f"{source}: no host is left that has GPUs and can be used ({'; '.join(notes)}); --all keeps all."
@@ -133,6 +140,8 @@ def inventory(hosts: Sequence[ListedHost], *, source: str, every: bool = False) 
         rows += own_rows
         for partition in one.partitions:
             partitions[partition] += [name for name, _ in own_rows]
+    if sums := [one for one in hosts if one.total]:
+        notes.append(f"left out {len(sums)} rows that sum up others: {_some(sums)}")
     notes += _doubts(kept, n_more=len(rows) - len(kept))
     return "".join(_toml(rows, partitions, source=source, notes=notes)), notes
 
@@ -607,31 +616,40 @@ def _of_table(text: str, head: str, file: Path) -> Iterator[ListedHost]:
     found = {key: column for key, known in _COLUMNS.items() if (column := next((c for c in known if c in names), None))}
     if not {"name", "gpus"} <= found.keys():
         raise InputError(f"{file}: its first line is {shortened(head)!r}; expected {EXPECTED}.")
-    for number, cells in enumerate(
-        csv.reader(lines if bare else lines[1:], delimiter=separator), start=1 if bare else 2
-    ):
+    table = list(csv.reader(lines if bare else lines[1:], delimiter=separator))
+    places = [names.index(found[key]) for key in ("gpus", "count") if key in found]
+    for number, (cells, is_sum) in enumerate(zip(table, _sums(table, places), strict=True), start=1 if bare else 2):
         if len(cells) != len(names):
             raise InputError(f"{file}: row {number} has {len(cells)} cells; expected {len(names)}, as its header.")
-        row = dict(zip(names, cells, strict=True))
-        gpus = _number(row[found["gpus"]] or 0)
-        if math.isnan(gpus):
-            raise InputError(
-                f"{file}: row {number}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs."
-            )
-        amounts = {key: _amount(row.get(found.get(key, ""), ""), units, otherwise=_SCALE.get(found.get(key, ""), 1.0))
-                   for key, units in (("cpus", _THOUSANDS), ("memory_gb", _GB))}  # fmt: skip
-        said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
-        alike = _number(row.get(found.get("count", ""), 1))
-        if not (0 <= alike <= MAX_HOSTS and alike % 1 == 0):
-            raise InputError(
-                f"{file}: row {number}: {found['count']} is {row[found['count']]!r}; expected a number of hosts."
-            )
-        name = row[found["name"]].strip()
-        for i in range(int(alike)):
-            yield ListedHost(
-                f"{name}-{i}" if alike > 1 else name, {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
-                _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
-            )  # fmt: skip
+        if is_sum:
+            yield ListedHost(cells[0].strip(), {}, total=True)
+        else:
+            yield from _of_row(dict(zip(names, cells, strict=True)), found, f"{file}: row {number}")
+
+
+def _of_row(row: Mapping[str, str], found: Mapping[str, str], where: str) -> Iterator[ListedHost]:
+    """Yield the hosts of a row of a node table; `found` are its columns by what they mean."""
+    gpus = _number(row[found["gpus"]] or 0)
+    if math.isnan(gpus):
+        raise InputError(f"{where}: {found['gpus']} is {row[found['gpus']]!r}; expected a number of GPUs.")
+    amounts = {key: _amount(row.get(found.get(key, ""), ""), units, otherwise=_SCALE.get(found.get(key, ""), 1.0))
+               for key, units in (("cpus", _THOUSANDS), ("memory_gb", _GB))}  # fmt: skip
+    said = {key: row.get(found.get(key, ""), "").strip() for key in ("type", "partition", "features", "state")}
+    alike = _number(row.get(found.get("count", ""), 1))
+    if not (0 <= alike <= MAX_HOSTS and alike % 1 == 0):
+        raise InputError(f"{where}: {found['count']} is {row[found['count']]!r}; expected a number of hosts.")
+    name = row[found["name"]].strip()
+    for i in range(int(alike)):
+        yield ListedHost(
+            f"{name}-{i}" if alike > 1 else name, {said["type"]: gpus}, amounts["cpus"], amounts["memory_gb"],
+            _words(said["partition"]), _words(said["features"]), down=state(said["state"]),
+        )  # fmt: skip
+
+
+def _sums(table: Sequence[Sequence[str]], places: Sequence[int]) -> Bools:
+    """Return which rows sum up others by the columns at some places, (N,)."""
+    columns = [[_number(cells[place]) if place < len(cells) else math.nan for cells in table] for place in places]
+    return totals([(*cells, "")[0] for cells in table], [np.array(column) for column in columns])
 
 
 def _of_helios(lines: Sequence[str], names: Sequence[str]) -> Iterator[ListedHost]:

@@ -323,3 +323,19 @@ def test_replicas_of_shared_gpus_are_no_gpus(tmp_path, labels, gpus) -> None:
         tmp_path, "nodes.json", json.dumps({"apiVersion": "v1", "items": [{"apiVersion": "v1", **node}]})
     )
     assert (found.n_gpus, found.device_types) == (gpus, ("Tesla-T4",))
+
+
+@pytest.mark.parametrize(
+    ("text", "n_gpus"),
+    [
+        ("hostname,gpus,cores\ng01,8,128\ng02,8,128\ng03,4,64\nTotal,20,320\n", 20),
+        ("name,gpus,count\na,8,2\nb,4,1\nGesamt,20,3\n", 20),
+        ("name,gpus\na,8\nsum,4\n", 12),  # a host of that name
+    ],
+)
+def test_a_row_that_sums_up_a_node_table_is_no_machine_and_is_told(tmp_path, text, n_gpus) -> None:
+    (tmp_path / "nodes.csv").write_text(text)
+    hosts = machines([tmp_path / "nodes.csv"])
+    _, notes = inventory(hosts, source="nodes.csv", every=True)
+    assert sum(sum(one.gpus.values()) for one in hosts if not one.total) == n_gpus
+    assert any("left out 1 rows that sum up others" in note for note in notes) == ("sum,4" not in text)

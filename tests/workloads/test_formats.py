@@ -624,6 +624,8 @@ def test_a_requeue_in_the_hour_that_the_clocks_are_set_back_is_the_same_job(tmp_
         ('{"id": 1, "submit": 0, "took": "1h", "gpus": 2}\n{"id": 2, "submit": 5, "took": "1h", "gpus": 1}\n', 3.0),
         ('[{"id": 1, "times": {"submit": 0, "start": 0, "end": 3600}, "resources": {"gpus": 2}}]', 2.0),
         ('{"jobs": [{"id": 1, "submit": 0, "duration": 3600, "gpus": 2}]}', 2.0),
+        ('{"02": {"start_time": 0, "end_time": 3600, "gpus": 2}, "03": {"start_time": 0, "end_time": 3600}}', 2.0),
+        ('{"jobs": {"02": {"submit": 0, "took": "1h", "gpus": 2}, "03": {"submit": 0, "took": "1h", "gpus": 1}}}', 3.0),
         ("id,submit,duration,gpus\n1,0,PT1H30M,2\n2,0,P1DT1H,1\n3,0,1.5h,2\n4,0,1 hour and 30 minutes,2\n", 34.0),
         ("id,submit,duration,gpus\n1,0,1h,4x A100\n2,0,1h,2 x V100\n3,0,1h,H100 x 8\n4,0,1h,2 GPUs\n", 16.0),
         ('id,submit,duration,gpu_ids\n1,0,1h,"0,1"\n2,0,1h,"[4, 5]"\n3,0,1h,7\n4,0,1h,0-3\n', 9.0),
@@ -642,6 +644,11 @@ def test_numbers_dates_and_records_as_people_write_them(tmp_path, text, gpu_hour
     found = imported(tmp_path, text)
     assert hours(found) == pytest.approx(gpu_hours)
     assert found.ledger.unexplained_hours == 0
+
+
+def test_the_key_of_a_record_in_json_is_its_id(tmp_path):
+    found = imported(tmp_path, '{"02": {"submit": 0, "took": "1h"}, "03": {"submit": 0, "took": "1h"}}')
+    assert found.jobs.id.tolist() == ["02", "03"]
 
 
 def test_how_busy_gpus_were_is_no_number_of_gpus(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from labkit.core.errors import TraceError
+from labkit.core.errors import InputError, TraceError
 from labkit.topology import build
 from labkit.workloads.readers import explained, ledgered, read, sniff
 from labkit.workloads.readers.ledger import Segments, occupied
@@ -412,6 +412,193 @@ def test_what_stands_for_not_known_is_no_moment_and_no_amount(tmp_path):
     found = imported(tmp_path, "id,time_submit,time_start,time_end,gpus\n" + "\n".join(rows) + "\n")
     assert found.jobs.id.tolist() == ["1"]
     assert gpu_hours(found.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "told", "second", "seconds"),
+    [
+        ("arrival_min", "", "30", 1800),
+        ("arrival_time_h", "", "30", 108_000),
+        ("submit_hour", "", "30", 108_000),
+        ("submit_time_ms", "", "1800000", 1800),
+        ("submit", "arrival=submit:min", "30", 1800),
+        ("submit", "arrival=submit:d", "30", 2_592_000),
+        ("submit_min", "", "2024-03-01 10:30", np.nan),  # a date has no unit
+    ],
+)
+def test_the_unit_in_the_name_of_a_moment_counts_and_can_be_told(tmp_path, column, told, second, seconds):
+    first = "2024-03-01 10:00" if np.isnan(seconds) else "0"
+    jobs = imported(tmp_path, f"id,{column},duration,gpus\n1,{first},60,1\n2,{second},60,1\n", told=told).jobs
+    assert jobs.arrival_s.tolist() == [0, 1800 if np.isnan(seconds) else seconds]
+
+
+@pytest.mark.parametrize("never", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "1/1/0001 12:00:00 AM"])
+def test_dates_of_languages_and_databases_that_say_never_are_not_known(tmp_path, never):
+    """Go's zero time is 0001-01-01; one job ran from 10:05 to 14:05 on 4 GPUs."""
+    rows = ["1,2024-03-01T10:00:00Z,2024-03-01T10:05:00Z,2024-03-01T14:05:00Z,4"]
+    rows += [f"2,2024-03-01T12:00:00Z,{never},{never},4"]
+    found = imported(tmp_path, "id,submitted,started,ended,gpus\n" + "\n".join(rows) + "\n")
+    assert (found.jobs.id.tolist(), gpu_hours(found.jobs)) == (["1"], 16)
+
+
+GPUS = "id,submit,duration,gpus\n" + "".join(f"{i},{60 * i},3600,4\n" for i in range(3)) + "9,900,3600,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "hours", "told"),
+    [
+        ("(null)", 12, "1 without a number of GPUs"),
+        ("A100:2", 14, ""),
+        ("four", 12, "1 with a cell that cannot be read (line 5: gpus is 'four'"),
+    ],
+)
+def test_a_column_that_is_surely_of_gpus_is_read_but_for_the_cells_that_are_not(tmp_path, cell, hours, told):
+    """Slurm writes (null), and takes --gpus=a100:2."""
+    found = imported(tmp_path, GPUS.format(cell))
+    assert gpu_hours(found.jobs) == hours
+    assert told in "\n".join(found.jobs.notes)
+
+
+def test_a_column_that_would_tell_gpus_or_durations_is_named_with_the_cell_that_is_not_understood(tmp_path):
+    jobs = imported(tmp_path, "id,submit,duration,gpus\n1,0,60,two\n2,0,60,two\n").jobs
+    assert (
+        "no column of GPUs (line 2: gpus is 'two', which is not understood), so that a job takes one: 2 of 2 jobs."
+    ) in jobs.notes
+    with pytest.raises(InputError, match=r"how long jobs ran \(line 3: end is '2024-03-01 PST', which is not"):
+        imported(tmp_path, "id,submit,end,gpus\n1,0,,2\n2,0,2024-03-01 PST,1\n")
+
+
+@pytest.mark.parametrize(
+    ("day", "cells", "seconds", "told"),
+    [
+        ("01.03.2024 10:00", ("1.234", "812", "15.300"), (1234, 812, 15300), "points of thousands: '1.234' is 1234."),
+        ("2024-03-01 10:00", ("1.234", "812", "15.300"), (1.234, 812, 15.3), ""),
+        ("01.03.2024 10:00", ("1.234", "1812", "15.300"), (1.234, 1812, 15.3), ""),  # thousands without a point
+        ("01.03.2024 10:00", ("0.125", "1", "1.250"), (0.125, 1, 1.25), ""),
+        ("2024-03-01 10:00", ("1,5", "12,25", "1.012,25"), (1.5, 12.25, 1012.25), "'1,5' is 1.5."),
+        ("2024-03-01 10:00", ("1\xa0234,5", "1'234", "600"), (1234.5, 1234, 600), "spaces or apostrophes of thousands"),
+        ("2024-03-01 10:00", ("1,5 h", "2", "1 day, 0:00:30"), (5400, 2, 86430), ""),
+    ],
+)
+def test_marks_of_thousands_and_of_decimals_are_told_apart(tmp_path, day, cells, seconds, told):
+    rows = "".join(f"{i};{day};{cell};1\n" for i, cell in enumerate(cells))
+    jobs = imported(tmp_path, f"id;submit;duration;gpus\n{rows}").jobs
+    assert jobs.duration_s.tolist() == list(seconds)
+    assert told in "\n".join(jobs.notes)
+    assert any("is 1" in note for note in jobs.notes) == bool(told)
+
+
+def test_a_row_without_a_start_beside_others_with_one_never_ran_whatever_its_duration(tmp_path):
+    rows = ["1,2024-03-01 10:00,2024-03-01 10:30,2024-03-01 12:30,120,4", "2,2024-03-01 10:00,,2024-03-01 12:00,120,8"]
+    found = imported(tmp_path, "job,submitted,started,ended,duration_min,gpus\n" + "\n".join(rows) + "\n")
+    assert found.ledger.left_out == {"without a start (never started)": 1}
+    assert (gpu_hours(found.jobs), found.ledger.file_hours) == (8, 24)
+
+
+@pytest.mark.parametrize(
+    ("column", "told", "seconds", "asks"),
+    [
+        ("Duration (hh:mm)", "", 95_400, False),
+        ("Duration (mm:ss)", "", 1590, False),
+        ("Duration (hh:mm:ss)", "", 1590, False),
+        ("Duration", "", 1590, True),
+        ("Duration", "duration=Duration:h", 95_400, False),
+        ("Duration", "duration=Duration:min", 1590, False),
+    ],
+)
+def test_two_parts_of_a_time_are_hours_and_minutes_where_something_says_so(tmp_path, column, told, seconds, asks):
+    """26:30 is 26 hours and a half, or 26 minutes and a half."""
+    jobs = imported(tmp_path, f"Job,Submitted,{column},GPUs\n1,2024-03-01 10:00,26:30,4\n", told=told).jobs
+    assert jobs.duration_s.tolist() == [seconds]
+    note = "Duration has times such as 26:30, read as minutes:seconds (if they are hours:minutes: labkit traces import "
+    assert (f"{note}--map duration=Duration:h)." in jobs.notes) == asks
+
+
+def test_two_parts_of_a_time_are_hours_and_minutes_where_start_and_end_show_it(tmp_path):
+    rows = ["1,2024-03-01 10:00,2024-03-02 12:30,26:30,4", "2,2024-03-01 11:00,2024-03-01 12:30,01:30,8"]
+    found = imported(tmp_path, "Job,Start,End,Duration,GPUs\n" + "\n".join(rows) + "\n")
+    assert (gpu_hours(found.jobs), found.ledger.checks) == (26.5 * 4 + 1.5 * 8, [])
+
+
+@pytest.mark.parametrize(
+    ("column", "told", "cells", "note"),
+    [
+        ("submit_date", "", ("45352", "45355"), "counts days from 1899-12-30"),
+        ("submit_date", "", ("20240301", "20240304"), "has dates as numbers: 20240301 is 2024-03-01."),
+        ("submitted", "arrival=submitted:days", ("45352", "45355"), "counts days from 1899-12-30"),
+        ("submit_day", "", ("0", "3"), ""),
+    ],
+)
+def test_whole_days_are_dates_where_the_name_says_so(tmp_path, column, told, cells, note):
+    """45352 is 2024-03-01 in a spreadsheet; three days are 259,200 s."""
+    found = imported(tmp_path, f"id,{column},duration_h,gpus\n1,{cells[0]},2,4\n2,{cells[1]},3,8\n", told=told)
+    assert found.jobs.arrival_s.tolist() == [0, 259_200]
+    assert found.zero_s == (1_709_251_200 if note else 0)
+    assert note in "\n".join(found.jobs.notes)
+
+
+@pytest.mark.parametrize(
+    ("duration", "told", "hours", "asks"),
+    [
+        (("0.0625", "1.5"), "", 37.5, True),
+        (("60", "3600"), "", 61 / 60, False),
+        (("0.0625", "1.5"), "duration=duration:s", 1.5625 / 3600, False),
+    ],
+)
+def test_durations_beside_days_of_a_spreadsheet_are_days_and_asked_about(tmp_path, duration, told, hours, asks):
+    text = "id,submitted,duration,gpus\n1,45352.5,{},1\n2,45353.25,{},1\n".format(*duration)
+    found = imported(tmp_path, text, told=told)
+    assert gpu_hours(found.jobs) == pytest.approx(hours)
+    assert any("labkit traces import --map duration=duration:s" in note for note in found.jobs.notes) == asks
+
+
+@pytest.mark.parametrize(("first", "second", "n"), [(1, 1000, 1), (1000, 1, 1), (1, 1, 0), (1_000_000, 1000, 1)])
+def test_seconds_and_milliseconds_since_1970_in_one_column_are_each_read_by_size(tmp_path, first, second, n):
+    at = 1_709_280_000
+    rows = [f"1,{at * first},{(at + 7200) * first},4", f"2,{(at + 3600) * second},{(at + 10800) * second},8"]
+    found = imported(tmp_path, "id,start,end,gpus\n" + "\n".join(rows) + "\n")
+    assert found.jobs.arrival_s.tolist() == [0, 3600]
+    assert gpu_hours(found.jobs) == 24
+    assert "\n".join(found.jobs.notes).count("in several units, each read by its size: 1 of 2") == 2 * n
+
+
+def test_memory_is_that_of_hosts_in_the_unit_of_the_system_that_wrote_it(tmp_path):
+    """HTCondor's RequestMemory is in MiB; memory of GPUs is none of a host's."""
+    jobs = imported(tmp_path, "id,submit,duration,RequestMemory,gpus\n1,0,60,65536,1\n").jobs
+    assert jobs.gang_demand[0, 2] == 64
+    jobs = imported(tmp_path, "id,submit,duration,gpu_mem_gb,gpus\n1,0,60,640,8\n").jobs
+    assert jobs.gang_demand[0, 2] == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("31.03.2024 00:30", "31.03.2024 10:00", True),
+        ("3/14/2024 9:05 PM", "3/2/2024 12:05 AM", True),
+        ("2024/03/31-08:00:00", "2024/03/31-09:00:00", True),
+        ("Mar 31 2024 10:00", "Mar 31 2024 11:00", True),
+        ("2024-03-01 10:00:00 UTC", "2024-03-01 11:00:00 UTC", False),
+        ("2024-03-01 10:00:00 GMT", "2024-03-01 11:00:00 GMT", False),
+        ("2024-03-01 10:00:00+01", "2024-03-01 11:00:00+02", False),
+        ("1709280000", "1709283600", False),
+    ],
+)
+def test_times_without_a_time_zone_are_told_however_they_are_written(tmp_path, first, second, told):
+    jobs = imported(tmp_path, f"id,submit,duration,gpus\n1,{first},60,1\n2,{second},60,1\n").jobs
+    assert any("times without a time zone" in note for note in jobs.notes) == told
+
+
+def test_rows_that_sum_up_others_are_no_jobs(tmp_path):
+    """16 + 8 + 8 GPU-hours; the name alone makes no sum."""
+    at = "2024-03-01 {}:00,2024-03-01 {}:00".format
+    rows = [f"j1,{at(10, 12)},16", f"j2,{at(11, 13)},8", "Subtotal a,,,24", f"j3,{at(11, 13)},8"]
+    rows += [f"total loss,{at(11, 12)},1", f"Total,{at(10, 13)},32"]
+    found = imported(tmp_path, "job_id,start,end,gpu_hours\n" + "\n".join(rows) + "\n")
+    assert found.jobs.id.tolist() == ["j1", "j2", "j3", "total loss"]
+    assert gpu_hours(found.jobs) == 33
+    assert found.ledger.left_out == {"that sum up others (line 4: Subtotal a)": 2}
+    unnamed = imported(tmp_path, "what,submit,duration_h,gpus\na,0,1,4\nb,0,2,4\nSumme,0,3,8\n")
+    assert gpu_hours(unnamed.jobs) == 12
 
 
 @pytest.mark.parametrize("span", ["1h30m", "0 days 01:30:00", "90m", "01:30:00", "5400", "1h 30min", "5400 second(s)"])

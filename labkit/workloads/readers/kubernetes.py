@@ -496,18 +496,17 @@ def _pod(
     owner = _owner(metadata)
     label = next((label for label in JOB_LABELS if _text(labels.get(label))), "")
     job = f"{space}/{labels[label]}" if label else None
+    users = [str(labels[each]) for each in QUEUE_LABELS if _text(labels.get(each))]
     uid = str(metadata.get("uid") or "")
     created_s, submitted_s = _made_s(metadata)
     waited = owner[0] and submitted_s is None and _text(labels.get(QUEUE_LABELS[0]))
     start_s, end_s, seen = _times(status)
     gpus, slices = _gpus(metadata, spec, parts=parts)
-    cpus = _requested(spec, lambda one: _of(one, "cpu"))
     return Pod(
         name=f"{space}/{name}",
         job=job or (f"{space}/{owner[1]}" if owner[0] and owner[1] else f"{space}/{name}"),
         owner="" if job else owner[0],
-        user=next((str(labels[label]) for label in QUEUE_LABELS if _text(labels.get(label))), "")
-        or str(metadata.get(QUEUE) or space),
+        user=users[0] if users else str(metadata.get(QUEUE) or space),
         model=next((str(labels[label]) for label in MODEL_LABELS if _text(labels.get(label))), "job"),
         device_type=_type(spec),
         priority=_plain_number(spec.get("priority")),
@@ -519,7 +518,7 @@ def _pod(
         last_s=max([created_s, *seen]),
         under_way=status.get("phase") in ("Running", "Pending", "Unknown"),
         gpus=gpus,
-        cpus=min(cpus, _MOST_CORES) if cpus > 0 else float("nan"),
+        cpus=_cores(spec),
         memory_gb=_requested(spec, lambda one: _of(one, "memory")) / 2.0**30,
         guessed=slices,
         starts_at_creation=status.get(START_GUESSED) is True,
@@ -532,6 +531,12 @@ def _pod(
         node=str(spec.get("nodeName") or ""),
         wait_unknown=bool(waited) and not labels.get("kueue.x-k8s.io/managed"),  # a pod of its own, which waits itself
     )
+
+
+def _cores(spec: Mapping[str, Any]) -> float:
+    """Return the cores that a pod asks for; NaN where it does not say."""
+    cpus = _requested(spec, lambda one: _of(one, "cpu"))
+    return min(cpus, _MOST_CORES) if cpus > 0 else float("nan")
 
 
 def _made_s(metadata: Mapping[str, Any]) -> tuple[float, float | None]:

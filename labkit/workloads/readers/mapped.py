@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,6 +14,8 @@ from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
 from labkit.core.jobs import Jobs
 from labkit.core.resources import Bools, Floats
+from labkit.core.text import shortened
+from labkit.core.totals import named_total, totals
 from labkit.workloads.readers.base import (
     MAX_NUMBER,
     TraceTable,
@@ -36,6 +38,7 @@ from labkit.workloads.readers.mapping import (
     ColumnMap,
     FieldSource,
     keep,
+    lacking,
     lists,
     named,
     per_of,
@@ -45,9 +48,10 @@ from labkit.workloads.readers.mapping import (
     sureness,
     words_of,
 )
+from labkit.workloads.readers.number_marks import dates_with_points, plain_numbers
 from labkit.workloads.readers.records import EXPECTED, table_text
+from labkit.workloads.readers.time_units import in_days_too, largest, note_kinds_of_times, unit_of_moments
 from labkit.workloads.readers.times import (
-    counts_days,
     moments_s,
     read_moments_s,
     read_spans_s,
@@ -72,6 +76,9 @@ _LOOKED_AT: Final = 2000
 
 _FITS: Final = 0.95
 """Part of the cells that must be of a field's kind."""
+
+_MOSTLY: Final = 0.5
+"""Part of them that must be where the column's name says it surely; the rows of the others are lost, and told."""
 
 _ORDER: Final = {"sure": 0, "likely": 1}
 
@@ -133,24 +140,39 @@ def proposed(
     for source in chosen.values():
         if source.column not in columns:
             raise unknown("column", source.column, columns)
-    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)].apply(
-        lambda cells: _commas_of(cells, separator=separator)[0]
-    )
+    head = frame.iloc[:: max(1, len(frame) // _LOOKED_AT)]
+    head = _with_plain_numbers(head, head.columns, separator)[0]
     found = {name: _with_unit(name, source, head) for name, source in chosen.items()}
     taken = {source.column for source in chosen.values()}
     candidates = [
         (_ORDER[sure], place, bool(REQUEST_WORDS.intersection(words_of(column)[0])), name, column)
         for place, name in enumerate(FIELDS)
         for column in columns
-        if name not in chosen and (sure := sureness(name, column)) and _holds(name, head[column])
+        if name not in chosen
+        and (sure := sureness(name, column))
+        and _holds(name, head[column], least=_MOSTLY if sure == "sure" else _FITS)
     ]
     for order, _, _, name, column in sorted(candidates, key=lambda c: (*c[:3], columns.index(c[4]))):
         if name not in found and column not in taken:
             sure = next(word for word, n in _ORDER.items() if n == order)
             found[name] = _with_unit(name, FieldSource(column, sure=sure), head)
             taken.add(column)
+    if "duration" in found and "duration" not in chosen and in_days_too(found, head):
+        found["duration"] = replace(found["duration"], unit="days", sure="likely")
     found = _with_per(_consistent(found, chosen, head), chosen, head)
     return ColumnMap(separator, {name: found[name] for name in FIELDS if name in found})
+
+
+def _with_plain_numbers(frame: pd.DataFrame, columns: Iterable[str], separator: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table in which numbers have points of decimals and no other marks, and a sentence on each change."""
+    points = dates_with_points(frame)
+    made = {
+        column: plain_numbers(frame[column], separator=separator, points=points)
+        for column in columns
+        if not lists(str(column))
+    }
+    changed = {column: cells for column, (cells, note) in made.items() if note}
+    return frame.assign(**changed), [note for _, note in made.values() if note]
 
 
 _MOST_AGREE: Final = 0.9
@@ -174,11 +196,9 @@ def _consistent(
     start_s, end_s = (
         read_moments_s(head[found[name].column], unit_s=MOMENTS[found[name].unit]) for name in ("start", "end")
     )
-    plain = read_spans_s(head[source.column])
-    both = np.isfinite(end_s - start_s) & np.isfinite(plain) & (end_s >= start_s)
-    fits = {
-        unit: _agree(plain * size, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, size in SPANS.items()
-    }
+    told = {unit: read_spans_s(head[source.column], unit_s=size) for unit, size in SPANS.items()}
+    both = np.isfinite(end_s - start_s) & np.isfinite(told["s"]) & (end_s >= start_s)
+    fits = {unit: _agree(spans, end_s - start_s)[both].mean() if both.any() else 1.0 for unit, spans in told.items()}
     best = max(fits, key=lambda unit: (fits[unit] >= _MOST_AGREE, unit == source.unit, fits[unit]))
     if fits[best] >= _MOST_AGREE:
         return found | {"duration": replace(source, unit=best, sure=source.sure if best == source.unit else "likely")}
@@ -245,17 +265,21 @@ def _counted_by(per: str, found: Collection[str]) -> str:
     return next((name for name in wanted if name in found), "")
 
 
-def _holds(name: str, cells: pd.Series) -> bool:
-    """Return whether cells can be what a field needs."""
+def _holds(name: str, cells: pd.Series, *, least: float = _FITS) -> bool:
+    """Return whether cells can be what a field needs: `least` of those that say something."""
     kind, blank = FIELDS[name].kind, not_known(cells)
     if kind == "moment":
         not_yet = cells.astype("str").str.match(r"1970-01-01[T ]00:00:00").to_numpy(np.bool_)
         blank |= not_yet & (not not_yet.all())
-        blank |= (numbers_of(cells) == 0) & (_largest(cells) > _SINCE_1970)
+        blank |= (numbers_of(cells) == 0) & (largest(cells) > _SINCE_1970)
     if blank.all():
         return False
     values = _read(kind, cells[~blank])
-    return bool(np.mean(~np.isnan(values)) >= _FITS) if values is not None else True
+    if values is None:
+        return True
+    if name == "gpus" and cells[~blank][np.isnan(values)].astype("str").str.contains(_KIND, regex=True).any():
+        least = _FITS  # kinds of GPUs, of which 4090 is no number
+    return bool(np.mean(~np.isnan(values)) >= least)
 
 
 def _read(kind: str, cells: pd.Series) -> Floats | None:
@@ -263,7 +287,7 @@ def _read(kind: str, cells: pd.Series) -> Floats | None:
     if kind == "name":
         return None
     if kind == "moment":
-        return read_moments_s(cells, unit_s=MOMENTS[_unit_of_moments(cells)])
+        return read_moments_s(cells, unit_s=MOMENTS[unit_of_moments(cells)])
     if kind == "span":
         return read_spans_s(cells)
     numbers = _amounts(cells) if kind == "amount" else numbers_of(cells)
@@ -275,7 +299,9 @@ _GRES: Final = r"(?:^|[,/(])gpu(?::[A-Za-z][\w.-]*)?[:=](\d{1,6})"
 """GPUs in the words of Slurm: gpu:4, gpu:a100:4(S:0-1), cpu=8,gres/gpu=4."""
 _TIMES: Final = r"^(\d{1,5})\s*[x×*]?\s*(?:gpus?|[A-Za-z][\w -]*\d\w*)$"
 """GPUs as people write them: 4x A100, 2 V100, 8 GPUs."""
-_TIMES_BEHIND: Final = r"^[A-Za-z][\w -]*?\s*[x×*]\s*(\d{1,5})$"
+_TIMES_BEHIND: Final = r"^[A-Za-z][\w -]*?\s*[x×*:]\s*(\d{1,5})$"
+"""Or with a colon, as Slurm's --gpus takes them: A100:2."""
+_KIND: Final = r"^\s*[A-Za-z][A-Za-z -]*\d"
 
 
 def _amounts(cells: pd.Series) -> Floats:
@@ -302,45 +328,11 @@ def _items(cells: pd.Series) -> Floats:
     return np.where(not_known(cells), np.nan, found)
 
 
-_THOUSANDS: Final = r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?"
-
-
-def _commas_of(raw: pd.Series, *, separator: str) -> tuple[pd.Series, str]:
-    """Return cells with numbers such as 30,5 and 1,234 as 30.5 and 1234, and a sentence about it; "" where none are.
-
-    A comma is that of decimals, or of thousands, in all of a column: of thousands where three digits follow each one in
-    a table that commas separate. Where the column does not tell, its cells stay as they are.
-    """
-    if lists(str(raw.name)):
-        return raw, ""
-    text = raw.astype("str").str.strip()
-    there = text.str.fullmatch(r"[+-]?\d+,[\d,.]*\d")
-    if not there.any():
-        return raw, ""
-    cells = text[there]
-    thousands = bool(cells.str.fullmatch(_THOUSANDS).all())
-    if thousands and (separator == "," or cells.str.contains(r",\d+[,.]").any()):
-        found, what = cells.str.replace(",", ""), "thousands"
-    elif not thousands and cells.str.fullmatch(r"[+-]?\d+,\d+").all():
-        found, what = cells.str.replace(",", "."), "decimals"
-    else:
-        return raw, ""
-    example = f"'{cells.iloc[0]}' is {found.iloc[0]}"
-    return raw.where(~there, found.reindex(raw.index)), f"{raw.name} has commas of {what}: {example}."
-
-
-def _largest(cells: pd.Series) -> float:
-    numbers = numbers_of(cells)
-    numbers = numbers[~sentinels(numbers)]
-    return float(np.nanmax(numbers)) if np.isfinite(numbers).any() else 0.0
-
-
-def _unit_of_moments(cells: pd.Series) -> str:
-    largest = _largest(cells)
-    return "ns" if largest > 1e17 else "us" if largest > 1e14 else "ms" if largest > 1e11 else "s"
-
-
 _SINCE_1970: Final = 1e8
+
+
+_UNITS_OF: Final = {"RequestMemory": "mib"}
+"""Units of columns that are known by their names: HTCondor's."""
 
 
 def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSource:
@@ -348,9 +340,9 @@ def _with_unit(name: str, source: FieldSource, head: pd.DataFrame) -> FieldSourc
     units = FIELDS[name].units
     if source.unit or not units:
         return source
-    unit = words_of(source.column)[1]
+    unit = words_of(source.column)[1] or _UNITS_OF.get(source.column, "")
     if FIELDS[name].kind == "moment":
-        return replace(source, unit=_unit_of_moments(head[source.column]))
+        return replace(source, unit=unit_of_moments(head[source.column]))
     if FIELDS[name].kind == "amount":
         planned = name == "gpus" and "plan" in words_of(source.column)[0]  # Alibaba's plan_gpu is in hundredths
         return replace(source, unit=unit if unit in units else "percent" if planned else "")
@@ -371,26 +363,28 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
         If the mapping does not tell when jobs arrive or how long they ran.
     """
     path, sources = Path(path), mapping.sources
-    names = tuple(dict.fromkeys(source.column for source in sources.values()))
+    used = tuple(dict.fromkeys(source.column for source in sources.values()))
     text, doubt = content or table_text(path)
-    header = first_row(text[: 1 << 16])
-    refuse_unfit(sources, header_of(header, mapping.separator), path)
+    header = header_of(first_row(text[: 1 << 16]), mapping.separator)
+    unused = [column for column in header if column not in used and _surely(column, sources)]
+    names = tuple(dict.fromkeys((*used, *unused, *filter(None, header[:1]))))
     expected = f"the columns of {path.name}.labkit.toml (labkit traces import {path} makes it anew)"
     cells = table_of(
         path, columns=names, names=names, header=True, expected=expected, separator=mapping.separator, text=text,
         repair=NO_REPAIR,
     )  # fmt: skip
+    odd = _not_understood(cells, unused, sources, mapping.separator)
+    refuse_unfit(sources, header, path, odd=odd)
+    first_cells = cells.frame[header[0] or used[0]].tolist()
+    cells.frame = cells.frame[list(used)]
     ledger = TraceLedger(len(cells) + sum(cells.lost.values()), noun="rows")
     for reason, n in cells.lost.items():
         ledger.leave_out(n, reason)
     numeric = dict.fromkeys(source.column for name, source in sources.items() if FIELDS[name].kind != "name")
-    made = {column: _commas_of(cells.frame[column], separator=mapping.separator) for column in numeric}
-    cells.frame = cells.frame.assign(**{column: found for column, (found, _) in made.items()})
-    for note in filter(None, (*cells.doubts, doubt, *(note for _, note in made.values()))):
+    cells.frame, marks = _with_plain_numbers(cells.frame, numeric, mapping.separator)
+    for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
-    for column in (source.column for name, source in sources.items() if FIELDS[name].kind == "moment"):
-        if counts_days(numbers_of(cells.frame[column])):
-            ledger.check(f"{column} counts days from 1899-12-30, as spreadsheets do: 45231.5 is 2023-11-01T12:00:00.")
+    note_kinds_of_times(cells, sources, ledger)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -398,14 +392,52 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     gpus = _gpus(columns, sources)
     times = _times(columns, sources, gpus, ledger)
     ledger.open(np.clip(gpus * times.duration_s, 0, None) / 3600)
+    lost = lost | _left_out_sums(cells, first_cells, columns, lost, ledger)
     keep = _valid_jobs(cells, times, gpus, lost, ledger, id_column=sources["id"].column if "id" in sources else "")
     ledger.refuse_none(path, "look at what the columns mean: labkit traces import")
     for rows, guess in times.guessed:
         ledger.remark(rows & keep, guess)
-    _remark(cells, sources, ledger)
+    _remark(cells, sources, ledger, odd.get("gpus", ""))
     segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
     jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
     return Read(ledger.close(jobs), ledger, segments, float(times.arrival_s[keep].min()))
+
+
+def _surely(column: str, sources: Collection[str]) -> list[str]:
+    """Return what a column's name surely means of what is not known of jobs."""
+    return [name for name in lacking(sources) if name not in sources and sureness(name, column) == "sure"]
+
+
+def _not_understood(
+    cells: TraceTable, columns: Iterable[str], sources: Collection[str], separator: str
+) -> dict[str, str]:
+    """Return by field the first cell that cannot be read of a column whose name surely means it, with its line."""
+    found: dict[str, str] = {}
+    frame, _ = _with_plain_numbers(cells.frame, columns, separator)
+    for column in columns:
+        for name in _surely(column, sources):
+            values = _read(FIELDS[name].kind, frame[column])
+            bad = np.isnan(values) & ~not_known(frame[column]) if values is not None else np.zeros(0, np.bool_)
+            if bad.any():
+                row = int(bad.argmax())
+                value = shortened(str(cells.frame[column].iloc[row]))
+                found.setdefault(name, f"line {cells.line(row)}: {column} is '{value}', which is not understood")
+    return found
+
+
+def _left_out_sums(
+    cells: TraceTable, first_cells: list[object], columns: dict[str, Floats], lost: Bools, ledger: TraceLedger
+) -> Bools:
+    """Leave out rows that sum up others, by their first cell and their amounts, or without any moment, (N,)."""
+    moments = [column for name, column in columns.items() if FIELDS[name].kind == "moment"]
+    amounts = [column for name, column in columns.items() if FIELDS[name].kind in ("amount", "span", "size")]
+    named = np.array([named_total(cell) for cell in first_cells], np.bool_)
+    sums: Bools = ~lost & (totals(first_cells, amounts) | (named & np.isnan(moments).all(axis=0)))
+    if sums.any():
+        row = int(sums.argmax())
+        example = f"line {cells.line(row)}: {shortened(str(first_cells[row]))}"
+        ledger.leave_out(sums, f"that sum up others ({example})", gpu_hours=ledger.hours_of_rows)
+    return sums
 
 
 def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedger) -> Floats:
@@ -417,9 +449,11 @@ def _column(cells: TraceTable, name: str, source: FieldSource, ledger: TraceLedg
         return spans_s(cells, source.column, unit_s=unit)
     raw = cells.frame[source.column]
     numbers = _amounts(raw) if kind == "amount" else numbers_of(raw)
-    if kind != "number" and (unset := sentinels(numbers)).any():
+    unset = not_known(raw) & ~raw.isna().to_numpy(np.bool_) & ((kind != "number") | np.isnan(numbers))
+    if unset.any():
         ledger.check(
-            f"{int(unset.sum()):,} cells of {source.column} hold -1 or the like, which says that it is not known."
+            f"{int(unset.sum()):,} cells of {source.column} hold -1, (null) or the like, which says that it is not "
+            "known."
         )
         raw, numbers = raw.where(~unset, None), np.where(unset, np.nan, numbers)
     cells.frame[source.column] = raw.where(np.isnan(numbers), numbers.astype(object)) if kind == "amount" else raw
@@ -539,11 +573,13 @@ def _valid_jobs(
     steps = kept & _steps(cells.frame[id_column]) if id_column else np.zeros_like(kept)
     ledger.leave_out(steps, "of steps (.batch, .extern, srun) of jobs that have rows of their own", gpu_hours=hours)
     kept = kept & ~steps
+    told = ~np.isnan(times.start_s)
     for bad, reason in (
         (np.isnan(arrival_s), "without a time of submission"),
         (np.isnan(duration_s), "without a duration (never started, or not ended)"),
         (duration_s < 0, "that end before they start"),
         (duration_s == 0, "of 0 seconds"),
+        (~told & told.any(), "without a start (never started)"),
         (np.isnan(gpus), "without a number of GPUs"),
         (gpus == 0, "without GPUs"),
         (gpus > MAX_TASKS, f"of more than {MAX_TASKS:,} GPUs"),
@@ -562,7 +598,7 @@ def _steps(ids: pd.Series) -> Bools:
     return found
 
 
-def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger) -> None:
+def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLedger, odd_gpus: str) -> None:
     words = words_of(sources["gpus"].column)[0] if "gpus" in sources else ()
     if "gpus" in sources and not sources["gpus"].per and (each := per_of(words)[1]) in ("node", "instance"):
         ledger.remark(
@@ -575,7 +611,8 @@ def _remark(cells: TraceTable, sources: dict[str, FieldSource], ledger: TraceLed
     elif "gpus" not in sources:
         counted = next((name for name in ("instances", "nodes") if name in sources), "")
         each = f" for each of its {counted}" if counted else ""
-        ledger.remark(ledger.n_jobs, f"no column of GPUs, so that a job takes one{each}")
+        why = f"no column of GPUs{f' ({odd_gpus})' * bool(odd_gpus)}"
+        ledger.remark(ledger.n_jobs, f"{why}, so that a job takes one{each}")
     elif by := _counted_by(sources["gpus"].per, sources):
         ledger.remark(
             ledger.n_jobs,

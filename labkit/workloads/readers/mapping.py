@@ -18,7 +18,7 @@ ENDING: Final = ".labkit.toml"
 """What the file beside a trace is called, after the trace's own name."""
 
 SPANS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
-MOMENTS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+MOMENTS: Final = {"ns": 1e-9, "us": 1e-6, **SPANS}
 AMOUNTS: Final = {"milli": 1e-3, "percent": 1e-2}
 SIZES: Final = {
     "bytes": 1e-9,
@@ -35,11 +35,16 @@ SIZES: Final = {
 _SUFFIXES: Final = {
     "ns": "ns", "milli": "milli", "percent": "percent", "pct": "percent",
     "us": "us", "ms": "ms", "millis": "ms", "milliseconds": "ms", "s": "s", "sec": "s", "secs": "s", "seconds": "s",
+    "second": "s", "minute": "min", "hour": "h", "d": "days", "day": "days",
     "m": "min", "min": "min", "mins": "min", "minutes": "min", "h": "h", "hr": "h", "hrs": "h", "hours": "h",
     "minuten": "min", "sek": "s", "sekunden": "s", "std": "h", "stunden": "h", "tage": "days",
     "days": "days", "b": "bytes", "bytes": "bytes", "kb": "kb", "mb": "mb", "gb": "gb", "tb": "tb", "kib": "kib",
     "mib": "mib", "gib": "gib",
 }  # fmt: skip
+_CLOCKS: Final = {
+    ("hh", "mm", "ss"): "s", ("h", "mm", "ss"): "s", ("hh", "mm"): "h", ("h", "mm"): "h", ("mm", "ss"): "min",
+}  # fmt: skip
+"""Forms of spans of time in names of columns, and the unit of a number, or of the first part of two, in them."""
 PER: Final = {
     **dict.fromkeys(("node", "host", "machine", "server"), "node"),
     **dict.fromkeys(("instance", "inst", "pod", "worker", "replica", "task", "rank", "process", "proc"), "instance"),
@@ -91,7 +96,7 @@ FIELDS: Final = {
         _named("submit, submit time, submitted, submitted at, submission, submission time, arrival, arrival time, "
                "created, created at, creation time, queued at, enqueue time, gmt create"),
         _named("timestamp, time, date, queued, queued ts, submit ts, submitted ts, enqueued, enqueued at, "
-               "requested at, eingereicht, eingereicht am"),
+               "requested at, eingereicht, eingereicht am, abgeschickt"),
     ),
     "start": Field(
         "moment", "when it started",
@@ -219,8 +224,8 @@ def _source(name: str, column: str) -> FieldSource:
         and unit.lower() in (WHOLE, "per_node", "per_instance", "per_gpu")
     ):
         return replace(_source(name, plain), per=unit.lower().removeprefix("per_"))
-    if colon and unit.lower() in units:
-        return FieldSource(plain, unit.lower())
+    if colon and (known := _SUFFIXES.get(unit.lower(), unit.lower())) in units:
+        return FieldSource(plain, known)
     if colon and units and plain:
         raise unknown(f"unit of {name}", unit, units)
     return FieldSource(column)
@@ -229,10 +234,13 @@ def _source(name: str, column: str) -> FieldSource:
 def words_of(column: str) -> tuple[tuple[str, ...], str]:
     """Return the words of a column's name without its unit, and the unit; "" if it has none.
 
-    >>> words_of("runTime_min"), words_of("Submit Time")
-    ((('run', 'time'), 'min'), (('submit', 'time'), ''))
+    >>> words_of("runTime_min"), words_of("Submit Time"), words_of("Duration (hh:mm)")
+    ((('run', 'time'), 'min'), (('submit', 'time'), ''), (('duration',), 'h'))
     """
     words = tuple(word.lower() for word in _WORD.findall(column.replace("/", " per ")))
+    for clock, unit in _CLOCKS.items():
+        if words[-len(clock) :] == clock and len(words) > len(clock):
+            return words[: -len(clock)], unit
     unit = _SUFFIXES.get(words[-1], "") if len(words) > 1 else ""
     return (words[:-1], unit) if unit else (words, "")
 
@@ -258,10 +266,16 @@ _NO_GPUS: Final = frozenset({"memory", "mem", "vram", "ram", "eff", "efficiency"
 """Words of columns that tell something else of GPUs than their number, where they are no amount of memory."""
 
 
+_OF_GPUS: Final = frozenset({"gpu", "gpus", "vram", "device", "card", "accelerator"})
+"""Words of columns whose memory is that of GPUs, not of hosts."""
+
+
 def sureness(name: str, column: str) -> str:
     """Return how sure a column's name means a field: "sure", "likely", or "" for not at all."""
     spec, (apart, unit) = FIELDS[name], words_of(column)
     if name == "gpus" and _NO_GPUS.intersection(apart):
+        return ""
+    if name == "memory" and _OF_GPUS.intersection(per_of(apart)[0]):
         return ""
     if name == "gpu_time":
         words = " ".join(apart)
@@ -356,21 +370,39 @@ def _strings(table: object) -> bool:
     return isinstance(table, dict) and all(isinstance(value, str) for value in table.values())
 
 
-def refuse_unfit(sources: Iterable[str], columns: Sequence[str], path: object) -> None:
-    """Raise if what has to be known of a job has no column.
+def lacking(sources: Iterable[str]) -> tuple[str, ...]:
+    """Return the fields of which some would tell what is not known of jobs: arrival, duration, GPUs."""
+    names = set(sources)
+    when = names & {"arrival", "start"}
+    lasted = names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}
+    gpus = names & {"gpus", "gpu_time"}
+    fields = (*(() if when else ("arrival", "start")), *(() if lasted else ("duration", "start", "end")))
+    return tuple(dict.fromkeys((*fields, *(() if gpus else ("gpus",)))))
+
+
+def refuse_unfit(
+    sources: Iterable[str], columns: Sequence[str], path: object, *, odd: Mapping[str, str] | None = None
+) -> None:
+    """Raise if what has to be known of a job has no column; `odd` says what was not understood, by field.
 
     Raises
     ------
     InputError
         With the columns that there are.
     """
-    names, there = set(sources), ", ".join(columns)
-    if not names & {"arrival", "start"}:
+    absent, there = lacking(sources), ", ".join(columns)
+
+    def why(*fields: str) -> str:
+        found = [(odd or {})[name] for name in fields if name in (odd or {})]
+        return f" ({'; '.join(found)})" * bool(found)
+
+    if "arrival" in absent:
         raise InputError(
-            f"{path}: no column shows when jobs were submitted; name it: --map arrival=COLUMN. There are: {there}."
+            f"{path}: no column shows when jobs were submitted{why('arrival', 'start')}; name it: --map "
+            f"arrival=COLUMN. There are: {there}."
         )
-    if not (names & {"duration"} or names >= {"start", "end"} or names >= {"gpu_time", "gpus"}):
+    if "duration" in absent:
         raise InputError(
-            f"{path}: no column shows how long jobs ran; name it: --map duration=COLUMN, or start=COLUMN,end=COLUMN. "
-            f"There are: {there}."
+            f"{path}: no column shows how long jobs ran{why('duration', 'start', 'end')}; name it: --map "
+            f"duration=COLUMN, or start=COLUMN,end=COLUMN. There are: {there}."
         )

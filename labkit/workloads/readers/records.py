@@ -56,16 +56,34 @@ def _of_records(path: Path, text: str) -> str:
 
 
 def _records(objects: list[Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of JSON values: lists of them, objects with one list of them, or the objects themselves."""
+    """Yield the records of JSON values: lists of them, objects with one list of them, or the objects themselves.
+
+    An object that stands alone, or one in it, may have its records by their ids: {"7": {"start": ..}, "8": {..}}.
+    """
     for content in objects:
         if isinstance(content, list):
             yield from (each for each in content if isinstance(each, dict))
             continue
-        listed = [value for value in content.values() if _is_list(value)] if isinstance(content, dict) else []
+        values = list(content.values()) if isinstance(content, dict) else []
+        listed = [value for value in values if _is_list(value)]
+        if len(objects) == 1:
+            listed += [found for value in (content, *values) if (found := _by_id(value))]
         if len(listed) == 1 and not _tells_of_a_job(content):
             yield from listed[0]
         elif isinstance(content, dict):
             yield content
+
+
+def _by_id(content: object) -> list[Mapping[str, Any]]:
+    """Return the records of an object that has nothing else, each of which has a moment, with their keys as ids."""
+    if not isinstance(content, dict) or not all(isinstance(value, dict) for value in content.values()):
+        return []
+    if not all(any(sureness(name, key) == "sure" for name in _WHEN for key in value) for value in content.values()):
+        return []
+    return [{"id": key, **value} for key, value in content.items()]
+
+
+_WHEN: Final = ("arrival", "start")
 
 
 def _tells_of_a_job(record: Mapping[str, Any]) -> bool:
