@@ -493,11 +493,10 @@ def _pod(
     spec, status = _mapping(entry.get("spec")), _mapping(entry.get("status"))
     labels = {**_mapping(metadata.get("annotations")), **_mapping(metadata.get("labels"))}
     space = str(metadata["namespace"]) if _text(metadata.get("namespace")) else "default"
-    owner = _owner(metadata)
+    owner, uid = _owner(metadata), str(metadata.get("uid") or "")
     label = next((label for label in JOB_LABELS if _text(labels.get(label))), "")
     job = f"{space}/{labels[label]}" if label else None
     users = [str(labels[each]) for each in QUEUE_LABELS if _text(labels.get(each))]
-    uid = str(metadata.get("uid") or "")
     created_s, submitted_s = _made_s(metadata)
     waited = owner[0] and submitted_s is None and _text(labels.get(QUEUE_LABELS[0]))
     start_s, end_s, seen = _times(status)
