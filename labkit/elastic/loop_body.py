@@ -68,7 +68,7 @@ class BodyCheck:
         self._params = list(model.named_parameters())
         self._was_training = model.training
         self._hidden: list[tuple[str, Any, Any]] = []
-        those = [each if isinstance(each, list | tuple) else [each] for each in training]
+        those = [one_or_several(each) for each in training]
         self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
         self._schedulers = [each for each in those[1] if hasattr(each, "last_epoch")]
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
@@ -124,7 +124,7 @@ class BodyCheck:
         for name, module in self._modules:
             for key, value in vars(module).items():
                 if isinstance(value, int | float) and key != "training" and not key.startswith("_"):
-                    yield f"{f'model.{name}'.rstrip('.')}.{key}", ("attribute", repr(value))
+                    yield ".".join(filter(None, ("model", name, key))), ("attribute", repr(value))
 
     def _check_between(self, before: Mapping[str, Any]) -> None:
         """Look at what bodies changed since the last comparison: tensors in place, and numbers of the model."""
@@ -236,6 +236,11 @@ class BodyCheck:
             dense = tensor.layout == torch.strided and tensor.device.type != "meta"
             numbers = repr(tensor.detach().reshape(-1)[:MOST_NUMBERS].tolist()) if dense else ""
         return kind, id(tensor), tensor._version, numbers
+
+
+def one_or_several(given: Any) -> list[Any]:
+    """Return what was given as a list, or alone, as a list."""
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _variables() -> dict[str, Any]:

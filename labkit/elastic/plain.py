@@ -38,8 +38,7 @@ def plain_rounds(model: Any, data: Any, options: Mapping[str, Any], steps: int) 
     """Yield the micro-batches of a training, take the loss of each, and update the model; return the loss of each step.
 
     Micro-batches begin with the buffers of the step, which become their mean; one that is `per_shard` goes on from its
-    own. Raise InputError if an option has no counterpart in torch, or
-    a batch cannot be cut into shards.
+    own. Raise InputError if an option has no counterpart in torch, or a batch cannot be cut into shards.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.errors import ChangedError
-from labkit.elastic.loop_body import BodyCheck
+from labkit.elastic.loop_body import BodyCheck, one_or_several
 from labkit.elastic.models.sizes import whole
 from labkit.system.threads import one_thread
 
@@ -311,8 +311,8 @@ class WorkerRates:
 
     def __init__(self, optimizers: Any, schedulers: Any, options: Mapping[str, Any]) -> None:
         self._every = options.get("scheduler_every", 1)
-        self._schedulers = [each for each in _listed(schedulers) if hasattr(each, "last_epoch")]
-        self._groups = [group for each in _listed(optimizers) for group in getattr(each, "param_groups", ())]
+        self._schedulers = [each for each in one_or_several(schedulers) if hasattr(each, "last_epoch")]
+        self._groups = [group for each in one_or_several(optimizers) for group in getattr(each, "param_groups", ())]
         self._n = 0
         self._first = copy.deepcopy([each.state_dict() for each in self._schedulers])
         self._options = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
@@ -334,10 +334,6 @@ class WorkerRates:
                 for scheduler in self._schedulers:
                     scheduler.step()
                 self._n += 1
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 OF_PROOF: Final = 3

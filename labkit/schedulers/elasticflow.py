@@ -350,8 +350,8 @@ def _has_room(jobs: Choices, at: Periods, j: int) -> bool:
 def saving(jobs: Choices, at: Periods, j: int, met: bool, used: float, room: Ints, level: Ints) -> tuple[float, float]:
     """Return the GPU-seconds per GPU that a job's next level now saves, and when it would end; -inf: not in time.
 
-    Its levels would be those in `level`, (P,), and its share uses so many GPU-seconds. Without a share it has the level
-    until it ends.
+    `used`: GPU-seconds of its present share; `level`: (P,) takes its levels. Without a share it has the level until it
+    ends.
     """
     now, price, end_s = at.level[j, 0], jobs.price[j], 0.0
     k = now + 1
@@ -377,7 +377,7 @@ def _rush(jobs: Choices, at: Periods, j: int, level: Ints) -> float:
 
 @inner
 def _at_most(jobs: Choices, at: Periods, j: int, used: float) -> float:
-    """Return what `saving` of a job with a share that uses so many GPU-seconds cannot exceed.
+    """Return an upper bound of `saving` for a job whose present share takes `used` GPU-seconds.
 
     Its next level lasts as long as what is free is alike; what is left then takes the least GPU time per step at best.
     """

@@ -446,7 +446,10 @@ def test_a_batch_that_shards_do_not_divide_is_refused_alone_too() -> None:
         next(iter(loop(batch=20, shards=8)))
 
 
-def test_a_script_that_ends_by_sys_exit_without_an_error_has_succeeded(tmp_path: Path) -> None:
+def test_a_script_that_ends_by_sys_exit_without_an_error_has_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the script saves
     training = read_training(write(tmp_path, SCRIPT + "import sys\nsys.exit(0)\n"), seed=3)
     training.finish(training.start(steps=2, workers=1, servers=1).wait())
     failing = read_training(write(tmp_path, SCRIPT + "import sys\nsys.exit('no')\n"), seed=3)

@@ -64,24 +64,19 @@ def read_shockwave(path: str | Path, *, throughputs: Throughputs | None = None) 
         separator="\t",
     )  # fmt: skip
     mode = np.array(table.texts("mode", known=frozenset(MODES)))
-    declared_s = table.numbers("duration", low=0, above=True)
-    jobs = _weighed(table, throughputs)
-    ratio = declared_s[_order(table)] / jobs.duration_s
-    jobs = jobs.with_columns(duration_s=declared_s[_order(table)], slo_s=jobs.slo_s * ratio)
+    jobs = _weighed(table, throughputs, duration_s=table.numbers("duration", low=0, above=True))
     changing = int(np.count_nonzero(mode != "static"))
     note = f"{changing:,} of {len(jobs):,} jobs change their batch size in Shockwave (accordion, gns); here they do not"
     return replace(jobs, notes=(*jobs.notes, note)) if changing else jobs
 
 
-def _weighed(table: TraceTable, throughputs: Throughputs | None) -> Jobs:
-    """Return the jobs of a table with weights and SLOs."""
+def _weighed(table: TraceTable, throughputs: Throughputs | None, *, duration_s: Floats | None = None) -> Jobs:
+    """Return the jobs of a table with weights and SLOs, which are multiples of their durations."""
     weight = table.numbers("priority_weight", low=0, above=True)
     slo = table.numbers("SLO")
     table.fault(slo == 0, "SLO", expected="a multiple of the duration, or a negative number for none")
-    jobs = _jobs(table, throughputs)
-    return jobs.with_columns(
-        weight=weight[_order(table)], slo_s=np.where(slo > 0, slo, np.nan)[_order(table)] * jobs.duration_s
-    )
+    jobs, order = _jobs(table, throughputs, duration_s=duration_s), _order(table)
+    return jobs.with_columns(weight=weight[order], slo_s=np.where(slo > 0, slo, np.nan)[order] * jobs.duration_s)
 
 
 def read_gavel_old(path: str | Path, *, throughputs: Throughputs | None = None) -> Jobs:
@@ -97,7 +92,8 @@ def _order(table: TraceTable) -> Ints:
     return order
 
 
-def _jobs(table: TraceTable, throughputs: Throughputs | None) -> Jobs:
+def _jobs(table: TraceTable, throughputs: Throughputs | None, *, duration_s: Floats | None = None) -> Jobs:
+    """Return the jobs of a table; their durations, unless told, follow from throughputs."""
     figures = Throughputs.published() if throughputs is None else throughputs
     model = table.texts("job_type", known=frozenset(figures.models))
     steps = table.numbers("total_steps", low=0, above=True)
@@ -111,7 +107,7 @@ def _jobs(table: TraceTable, throughputs: Throughputs | None) -> Jobs:
         arrival_s=arrival_s,
         total_steps=steps,
         n_workers=gpus,
-        duration_s=steps / _declared_rate(figures, model, gpus),
+        duration_s=steps / _declared_rate(figures, model, gpus) if duration_s is None else duration_s,
     )
 
 

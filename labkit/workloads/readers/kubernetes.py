@@ -187,7 +187,7 @@ def _completions(pods: list[Pod]) -> list[list[Pod]]:
     spans = [(min(p.start_s or 0.0 for p in unit), max(p.end_s or 0.0 for p in unit)) for unit in units.values()]
     if len(units) < 2 or max(start for start, _ in spans) < min(end for _, end in spans):
         return [pods]
-    ended_s = min(pod.end_s or 0.0 for pod in pods)  # who is created later waited for another completion
+    ended_s = min(pod.end_s or 0.0 for pod in pods)  # a pod that is created later waited for another completion
     return [
         [
             replace(
