@@ -175,21 +175,22 @@ def test_a_file_goes_with_a_sweep_and_a_changed_one_is_another_sweep(here: Path)
     assert Inputs.of(grid).meanings(grid) != inputs.meanings(grid)
 
 
-@pytest.mark.parametrize("suffix", ["", ".py"])
-def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path, suffix: str) -> None:
+def test_commands_take_it_too_and_the_workers_of_a_sweep(here: Path) -> None:
+    """By the name of a module, and by that of a file."""
     command = [str(Path(sys.executable).with_name("labkit"))]
-    trace, own = str(ROOT / "traces" / "demo.csv"), f"mine_of_a_test{suffix}:SmallestFirst"
+    trace, own = str(ROOT / "traces" / "demo.csv"), [f"mine_of_a_test{suffix}:SmallestFirst" for suffix in ("", ".py")]
+    names = ",".join(["fifo", *own])
     told = subprocess.run(
-        [*command, "compare", trace, "--cluster", "demo", "--schedulers", f"fifo,{own}", "--json", "--runs", "runs"],
+        [*command, "compare", trace, "--cluster", "demo", "--schedulers", names, "--json", "--runs", "runs"],
         capture_output=True, text=True, check=True, cwd=here,
     )  # fmt: skip
-    assert [json.loads(line)["scheduler"] for line in told.stdout.splitlines()] == ["fifo", own]
+    assert [json.loads(line)["scheduler"] for line in told.stdout.splitlines()] == ["fifo", *own]
     told = subprocess.run(
-        [*command, "sweep", "--trace", "poisson(9, per_hour=60)", "--cluster", "demo", "--schedulers", f"fifo,{own}",
+        [*command, "sweep", "--trace", "poisson(9, per_hour=60)", "--cluster", "demo", "--schedulers", names,
          "--seeds", "2", "--workers", "2", "--folder", "sweep", "--json"],
         capture_output=True, text=True, check=True, cwd=here,
     )  # fmt: skip
-    assert {json.loads(line)["scheduler"] for line in told.stdout.splitlines()} == {"fifo", own, "(bound)"}
+    assert {json.loads(line)["scheduler"] for line in told.stdout.splitlines()} == {"fifo", *own, "(bound)"}
 
 
 def test_an_option_in_the_place_of_a_scheduler_is_told_with_the_schedulers_that_have_it() -> None:

@@ -33,10 +33,11 @@ def partial(rows: Events, jobs: Jobs) -> list[tuple[str, tuple[int, int]]]:
 
 
 def crowded() -> tuple[Jobs, object]:
-    """Return rigid gangs that overload machines of two types, so that room is left in pieces."""
+    """Return rigid gangs of at most 10 hours that overload machines of two types, so that room is left in pieces."""
     rng = np.random.default_rng(3)
     jobs = philly_like(np.sort(rng.uniform(0, 6 * 3600, 80)), rng=rng)
-    jobs = jobs.with_columns(n_workers=np.minimum(jobs.n_workers, 8), max_workers=np.minimum(jobs.max_workers, 8))
+    most = {"n_workers": 8, "max_workers": 8, "duration_s": 36_000, "total_steps": 36_000, "true_steps": 36_000}
+    jobs = jobs.with_columns(**{column: np.minimum(getattr(jobs, column), value) for column, value in most.items()})
     kinds = ("v100", "p100")
     mix = [(3, Server(kind, sockets=((4, 16, 256),), device_type=kind)) for kind in kinds]
     return jobs, no_network(6, servers=mix)
