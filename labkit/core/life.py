@@ -20,8 +20,13 @@ from labkit.core.resources import Bools, Floats, Ints
 class Measure(Protocol):
     """Trains a job alone with some gangs for a moment."""
 
-    def __call__(self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, /) -> Floats:
-        """Return steps/s with each of these gangs, of a job that has done so many steps; 0 where one does not fit."""
+    def __call__(
+        self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /
+    ) -> Floats:
+        """Return steps/s with each of these gangs, of a job that has done so many steps; 0 where one does not fit.
+
+        `device_type` is where the workers are; None: wherever each gang is fastest.
+        """
         ...
 
 

@@ -66,19 +66,22 @@ def context(
 
 
 def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
-    """Return a function that measures gangs of a job, each alone and packed tightly on its best device type.
+    """Return a function that measures gangs of a job, each alone and packed tightly on one device type, or on its best.
 
-    A gang that does not fit the empty cluster has speed 0.
+    A gang that does not fit the empty cluster, or may not run there, has speed 0.
     """
     runs_on = speed.runs_on()
 
     phased = isinstance(speed, PhaseModel)
 
-    def measure(job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, /) -> Floats:
+    def measure(
+        job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /
+    ) -> Floats:
         ps, workers = np.broadcast_arrays(np.asarray(n_ps, np.int32), np.asarray(n_workers, np.int32))
         gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
         best = np.zeros(len(ps))
-        for kind in np.flatnonzero(runs_on[job]):
+        kinds = np.flatnonzero(runs_on[job])
+        for kind in kinds if device_type is None else kinds[kinds == device_type]:
             running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
             if phased:
                 running = replace(running, steps=np.full(len(running.job), steps))

@@ -37,6 +37,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "lookahead": ("largest gain of a few tasks with all speeds known: an oracle", ""),
     },
     "Device types": {
+        "sia": ("a type and a number of workers by goodput, restarts counted", "Jayaram Subramanya et al., SOSP 2023"),
         "gavel_las": ("max-min fair over effective throughputs", "Narayanan et al., OSDI 2020"),
         "gavel_ftf": ("least maximum finish-time fairness", "Themis, NSDI 2020; Gavel, OSDI 2020"),
         "gavel_makespan": ("least makespan", "Gavel, OSDI 2020"),

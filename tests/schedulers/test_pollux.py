@@ -1,18 +1,15 @@
-"""Pollux: numbers of workers by one price against the best of all, its growth and restarts; its Optimus by hand."""
+"""Pollux: its growth and restarts; its Optimus by hand."""
 
 from __future__ import annotations
 
-from itertools import product
+from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from labkit import simulate
 from labkit.core import InputError, Jobs, Kind
 from labkit.schedulers import make
-from labkit.schedulers.pollux.search import by_price
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -21,27 +18,13 @@ def nodes(n, gpus=4):
     return no_network(n, servers=Server("node", sockets=((gpus, 64, 512),)))
 
 
-@given(data=st.data(), n=st.integers(1, 4), budget=st.integers(1, 8))
-def test_one_price_is_as_good_as_any_choice_where_costs_are_convex(data, n, budget):
-    """A separable convex resource allocation problem: Fox, Management Science 1966."""
-    falls = data.draw(st.lists(st.lists(st.floats(0.01, 5), min_size=4, max_size=4), min_size=n, max_size=n))
-    cost = np.array([np.cumsum([20.0, *(-x for x in sorted(row, reverse=True))]) for row in falls])
-    takes = np.tile(np.arange(5.0), (n, 1))
-    found = by_price(cost, takes, budget=float(budget))
-    assert found.sum() <= budget
-    best = min(
-        cost[np.arange(n), list(choice)].sum() for choice in product(range(5), repeat=n) if sum(choice) <= budget
-    )
-    assert cost[np.arange(n), found].sum() == pytest.approx(best, abs=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore:pollux.* is an oracle")
-def test_a_job_has_at_most_twice_the_workers_that_it_ever_had():
+@pytest.mark.parametrize(("grow", "expected"), [(2.0, [1, 2, 4, 8, 16]), (inf, [16])])
+def test_a_job_has_at_most_so_many_times_the_workers_that_it_ever_had(grow, expected):
     jobs = Jobs.of(arrival_s=[0.0], total_steps=4000, duration_s=4000, n_workers=1, max_workers=16)
-    run = simulate(jobs, cluster=nodes(4), scheduler="pollux(penalty_s=0)", cadence="pollux")
+    run = simulate(jobs, cluster=nodes(4), scheduler=make("pollux", penalty_s=0, grow=grow), cadence="pollux")
     placed = run.events[run.events["kind"] == Kind.PLACED]
-    total = [placed["value"][placed["time_s"] == at].sum() for at in np.unique(placed["time_s"])]
-    assert total == [1, 2, 4, 8, 16]
+    assert [placed["value"][placed["time_s"] == at].sum() for at in np.unique(placed["time_s"])] == expected
 
 
 @pytest.mark.filterwarnings("ignore:pollux.* is an oracle")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar, Final
 
 import numpy as np
@@ -17,21 +18,45 @@ from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork, Even, Pack
 from labkit.schedulers.base import capacity, changed, place
 from labkit.schedulers.recall import Recall
+from labkit.solvers.market import by_price
 
 LEAST: Final = 1e-3
 """Added to every speed-up, so that a job without workers costs much, not infinitely much."""
 LEAST_OF_WAITING: Final = 0.01
 """Of its speed-up, what a restless job without workers still counts: idle GPUs are better given to it."""
 MOST_WORKERS: Final = 64
-HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PastGangs:
     """What is remembered of jobs: the most workers that each ever had, and how often it was placed."""
 
-    most: Mapping[int, int]
-    placed: Mapping[int, int]
+    most: Mapping[int, int] = field(default_factory=dict)
+    placed: Mapping[int, int] = field(default_factory=dict)
+
+    def most_workers(self, snapshot: Snapshot, *, grow: float) -> Ints:
+        """Return the most workers of each job, (J,): `grow` times what it ever had; what a rigid job asked for."""
+        jobs = snapshot.jobs
+        ever = [self.most.get(job, 0) for job in jobs.number.tolist()]
+        ceiling = np.array([max(grow * n, 1) if n or grow < inf else inf for n in ever])  # inf * 0 is no number
+        most = np.minimum(np.minimum(jobs.max_workers, MOST_WORKERS), ceiling).astype(np.int32)
+        return np.where(snapshot.table.malleable[jobs.number], most, jobs.requested_workers)
+
+    def restarted(self, snapshot: Snapshot, *, penalty_s: float) -> Floats:
+        """Return the part of its speed-up that each job keeps if it is placed anew, (J,)."""
+        jobs = snapshot.jobs
+        age_s = snapshot.now_s - jobs.arrival_s
+        restarts = np.array([max(self.placed.get(job, 0) - 1, 0) for job in jobs.number.tolist()])
+        return np.asarray(np.maximum(age_s - restarts * penalty_s, 0.0) / (age_s + max(penalty_s, 1e-9)))
+
+    def with_answer(self, answer: Placement) -> PastGangs:
+        """Return what is remembered after a decision."""
+        got: dict[int, int] = {}
+        for job, role, count in zip(answer.job.tolist(), answer.role.tolist(), answer.count.tolist(), strict=True):
+            got[job] = got.get(job, 0) + (count if role == 0 else 0)
+        most = {job: max(self.most.get(job, 0), n) for job, n in got.items()}
+        placed = {job: self.placed.get(job, 0) + 1 for job in got}
+        return PastGangs({**self.most, **most}, {**self.placed, **placed})
 
 
 @dataclass(eq=False)
@@ -83,7 +108,7 @@ class Pollux:
             raise InputError(
                 f"pollux: penalty_s is {self.penalty_s} and grow {self.grow}; expected seconds >= 0 and a factor >= 1."
             )
-        self._history = Recall(PastGangs({}, {}))
+        self._history = Recall(PastGangs())
 
     def begin(self, context: Context) -> None:
         """Forget another run."""
@@ -105,18 +130,14 @@ class Pollux:
         n_workers = by_price(cost, takes, budget=1.0).astype(np.int32)
         n_ps = np.where(n_workers > 0, table.n_ps[jobs.number], 0).astype(np.int32)
         answer = place(self.placer, snapshot, changed(snapshot, n_workers=n_workers, n_ps=n_ps))
-        self._note(before, answer)
+        self._history.keep(before.with_answer(answer))
         return answer
 
     def _costs(self, snapshot: Snapshot, before: PastGangs, share: Floats) -> Floats:
         """Return 1 / (speed-up + a little) of each job by number of workers, (J, K); inf where it may not have it."""
         jobs, n = snapshot.jobs, len(snapshot.jobs)
         rigid = ~snapshot.table.malleable[jobs.number]
-        most = np.minimum(jobs.max_workers, MOST_WORKERS)
-        ever = np.array([before.most.get(job, 0) for job in jobs.number.tolist()])
-        most = np.where(
-            rigid, jobs.requested_workers, np.minimum(most, np.maximum(self.grow * ever, 1)).astype(np.int32)
-        )
+        most = before.most_workers(snapshot, grow=self.grow)
         fair = np.clip(np.ceil(1 / np.maximum(share, 1e-12) / n), 1, MOST_WORKERS).astype(np.int64)
         speed = np.full((n, int(most.max()) + 1), -1.0)
         for j in range(n):
@@ -133,11 +154,8 @@ class Pollux:
 
     def _restarted(self, snapshot: Snapshot, before: PastGangs) -> Floats:
         """Return the factor of each job if it is placed anew, (J,)."""
-        jobs = snapshot.jobs
-        age_s = snapshot.now_s - jobs.arrival_s
-        restarts = np.array([max(before.placed.get(job, 0) - 1, 0) for job in jobs.number.tolist()])
-        factor = np.maximum(age_s - restarts * self.penalty_s, 0.0) / (age_s + max(self.penalty_s, 1e-9))
-        return np.maximum(factor, np.where(jobs.running, 0.0, LEAST_OF_WAITING))
+        factor = before.restarted(snapshot, penalty_s=self.penalty_s)
+        return np.maximum(factor, np.where(snapshot.jobs.running, 0.0, LEAST_OF_WAITING))
 
     def _curve(self, snapshot: Snapshot, j: int) -> Floats:
         """Return goodput by number of workers, (K,), measured again when a job's speed with its gang has changed."""
@@ -158,63 +176,3 @@ class Pollux:
                 curve[asked] = curve.max(initial=0.0) or float(asked)
         self._curves[job] = speed, n, curve
         return curve
-
-    def _note(self, before: PastGangs, answer: Placement) -> None:
-        """Remember how many workers jobs get, and that they were placed."""
-        got: dict[int, int] = {}
-        for job, role, count in zip(answer.job.tolist(), answer.role.tolist(), answer.count.tolist(), strict=True):
-            got[job] = got.get(job, 0) + (count if role == 0 else 0)
-        most = {job: max(before.most.get(job, 0), n) for job, n in got.items()}
-        placed = {job: before.placed.get(job, 0) + 1 for job in got}
-        self._history.keep(PastGangs({**before.most, **most}, {**before.placed, **placed}))
-
-
-def by_price(cost: Floats, takes: Floats, *, budget: float) -> Ints:
-    """Return a choice for each row by which the sum of costs is about least and what they take fits a budget, (J,).
-
-    The first choice takes nothing. Choices are those of least cost + price x what they take, at the least price for
-    which all fit; what is left then goes to choices at the next lower price, the most worth its share first.
-
-    >>> by_price(np.array([[9.0, 4.0, 3.0], [9.0, 2.0, 1.0]]), np.array([[0.0, 1.0, 2.0]] * 2), budget=3.0).tolist()
-    [1, 2]
-    """
-    rows = np.arange(len(cost))
-
-    def chosen(price: float) -> Ints:
-        best: Ints = np.argmin(cost + price * takes, axis=1)
-        return best
-
-    found = chosen(0.0)
-    if takes[rows, found].sum() <= budget + 1e-9:
-        return found
-    low, high = 0.0, 1.0
-    while takes[rows, chosen(high)].sum() > budget + 1e-9:
-        low, high = high, 4 * high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if takes[rows, chosen(middle)].sum() > budget + 1e-9:
-            low = middle
-        else:
-            high = middle
-    found, more = chosen(high), chosen(low)
-    left = budget + 1e-9 - takes[rows, found].sum()
-    extra, gain = takes[rows, more] - takes[rows, found], cost[rows, found] - cost[rows, more]
-    for j in np.lexsort((rows, -gain / np.maximum(extra, 1e-12))).tolist():
-        if extra[j] > 0 and extra[j] <= left:
-            found[j], left = more[j], left - extra[j]
-    return _filled(cost, takes, found, left)
-
-
-def _filled(cost: Floats, takes: Floats, chosen: Ints, left: float) -> Ints:
-    """Return choices of which the one that is most worth its share has been made larger, while anything is left."""
-    rows = np.arange(len(cost))
-    for _ in range(MOST_WORKERS):
-        extra = takes - takes[rows, chosen][:, None]
-        rate = np.full(cost.shape, -np.inf)
-        fits = (extra > 1e-12) & (extra <= left) & (cost < np.inf)
-        np.divide(cost[rows, chosen][:, None] - cost, extra, out=rate, where=fits)
-        j, choice = np.unravel_index(int(np.argmax(rate)), rate.shape)
-        if not rate[j, choice] > 0:
-            break
-        chosen[j], left = choice, left - extra[j, choice]
-    return chosen
