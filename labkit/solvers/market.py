@@ -34,8 +34,11 @@ def by_price(cost: Floats, takes: Floats, *, budget: float, pool: Ints | None = 
     >>> by_price(np.array([[9.0, 4.0, 3.0], [9.0, 2.0, 1.0]]), np.array([[0.0, 1.0, 2.0]] * 2), budget=3.0).tolist()
     [1, 2]
     """
-    pool = np.zeros(cost.shape[1], np.int64) if pool is None else pool
-    prices = np.zeros(int(pool.max()) + 1)
+    n_pools = 1 if pool is None else int(pool.max()) + 1
+    open_first = np.argsort(cost == np.inf, axis=1, kind="stable")[:, : (cost < np.inf).sum(axis=1).max(initial=0)]
+    cost, takes = (np.take_along_axis(each, open_first, axis=1) for each in (cost, takes))
+    pool = np.zeros(cost.shape, np.int64) if pool is None else pool[open_first]
+    prices = np.zeros(n_pools)
     below, found = prices.copy(), np.zeros(len(cost), np.int64)
     more, left = found.copy(), prices.copy()
     buy(cost, takes, pool, prices, budget + SLACK, found, left)
@@ -51,18 +54,19 @@ def by_price(cost: Floats, takes: Floats, *, budget: float, pool: Ints | None = 
         buy(cost, takes, pool, below, budget, more, prices)
         _exchange(cost, takes, pool, found, more, left)
         spend(cost, takes, pool, found, left)
-    return found
+    return np.take_along_axis(open_first, found[:, None], axis=1)[:, 0]
 
 
 def _exchange(cost: Floats, takes: Floats, pool: Ints, chosen: Ints, more: Ints, left: Floats) -> None:
     """Put what rows choose at a lower price in the place of their choices, the most gain for its share first."""
     rows = np.arange(len(chosen))
-    freed = np.where(pool[chosen] == pool[more], takes[rows, chosen], 0.0)
+    old, new = pool[rows, chosen], pool[rows, more]
+    freed = np.where(old == new, takes[rows, chosen], 0.0)
     extra, gain = takes[rows, more] - freed, cost[rows, chosen] - cost[rows, more]
     for j in np.lexsort((rows, -gain / np.maximum(extra, 1e-12))).tolist():
-        if 0 < extra[j] <= left[pool[more[j]]]:
-            left[pool[chosen[j]]] += takes[j, chosen[j]]
-            left[pool[more[j]]] -= takes[j, more[j]]
+        if 0 < extra[j] <= left[new[j]]:
+            left[old[j]] += takes[j, chosen[j]]
+            left[new[j]] -= takes[j, more[j]]
             chosen[j] = more[j]
 
 
@@ -75,11 +79,11 @@ def buy(cost: Floats, takes: Floats, pool: Ints, prices: Floats, budget: float, 
         best, at = np.inf, 0
         for k in range(cost.shape[1]):
             if cost[j, k] < np.inf:
-                here = cost[j, k] + prices[pool[k]] * takes[j, k]
+                here = cost[j, k] + prices[pool[j, k]] * takes[j, k]
                 if here < best:
                     best, at = here, k
         chosen[j] = at
-        left[pool[at]] -= takes[j, at]
+        left[pool[j, at]] -= takes[j, at]
 
 
 @kernel
@@ -113,12 +117,12 @@ def spend(cost: Floats, takes: Floats, pool: Ints, chosen: Ints, left: Floats) -
         for j in range(cost.shape[0]):
             now = chosen[j]
             for k in range(cost.shape[1]):
-                extra = takes[j, k] - (takes[j, now] if pool[k] == pool[now] else 0.0)
+                extra = takes[j, k] - (takes[j, now] if pool[j, k] == pool[j, now] else 0.0)
                 gain = cost[j, now] - cost[j, k]
-                if extra > 1e-12 and extra <= left[pool[k]] and gain > best * extra:
+                if extra > 1e-12 and extra <= left[pool[j, k]] and gain > best * extra:
                     best, row, to = gain / extra, j, k
         if row < 0:
             break
-        left[pool[chosen[row]]] += takes[row, chosen[row]]
-        left[pool[to]] -= takes[row, to]
+        left[pool[row, chosen[row]]] += takes[row, chosen[row]]
+        left[pool[row, to]] -= takes[row, to]
         chosen[row] = to
