@@ -66,7 +66,7 @@ class BodyCheck:
         self._model, self._skipped = model, {id(each) for each in skipped}
         self._modules = list(model.named_modules())
         self._params = list(model.named_parameters())
-        self._was_training = model.training
+        self._modes = self._now()
         self._hidden: list[tuple[str, Any, Any]] = []
         those = [one_or_several(each) for each in training]
         self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
@@ -84,7 +84,7 @@ class BodyCheck:
         before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
         self._check_between(before)
         versions = self._hide_gradients()
-        modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
+        modes_stay = nullcontext() if modes == self._modes else _keeping_modes()
         with without_scaler(), _without_steps(), modes_stay:
             yield
         self._take_gradients(versions)
@@ -366,7 +366,7 @@ def _without_steps() -> Iterator[None]:
 
 @contextmanager
 def _keeping_modes() -> Iterator[None]:
-    """Let `train()` and `eval()` have no effect: the proof looks at the body in evaluation mode."""
+    """Let `train()` and `eval()` have no effect: the proof looks at the body in modes of its own."""
     from torch import nn
 
     train = nn.Module.train

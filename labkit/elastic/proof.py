@@ -106,6 +106,8 @@ class _Checks:
         self._untouched: list[str] = []
         self._changing: list[str] = []
         self._order: Samples | None = None
+        self._buffers: dict[str, Any] = {}
+        self._in_training = ""
 
     def run(self) -> Proof:
         """Return the report of all checks; the first difference ends them."""
@@ -124,10 +126,14 @@ class _Checks:
             module.training = training
         fault = fault or self._forward_pass(own) or self._synchronized(modes)
         own.model.eval()
-        fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
+        if self._n_shards > 1:
+            fault = fault or self._sharding(own) or self._sharding_in_training(own, modes)
+        fault = fault or self._order_differs(own)
+        own.model.eval()
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
+            self._in_training,
             self._about_buffers(own),
             self._about_untouched(),
             self._about_changing(),
@@ -260,6 +266,41 @@ class _Checks:
         apart = self._differs(program, 2) or self._losses_differ(program)
         return self._outcome(program) if apart else ""
 
+    def _sharding_in_training(self, program: Program, modes: Sequence[tuple[Any, bool]]) -> str:
+        """Return how the gradients differ where modules of the user's own are in training mode; "" if they do not.
+
+        Layers of torch stay in evaluation mode: dropout, BatchNorm. Nothing more is done where a loss stays the same.
+        """
+        statistics = {name.rpartition(".")[0] for name in self._spec.moving}
+        modules = [(name, module) for name, module in program.model.named_modules() if not _is_layer_of_torch(module)]
+        own_statistics = [module for name, module in modules if name in statistics]
+        buffers = program.model.named_buffers()
+        self._buffers = {name: buffer.clone() for name, buffer in buffers if name in self._spec.moving}
+        try:
+            before = self._loss(program, self._samples(0), 0).loss
+            for module, training in modes:
+                module.training = training and not _is_layer_of_torch(module)
+            if before.equal(self._loss(program, self._samples(0), 0).loss):
+                return ""
+            self._in_training = "in training mode, too (dropout off)"
+            if not (fault := self._sharding(program)):
+                return ""
+            for module in own_statistics:
+                module.training = False
+            if not own_statistics or self._sharding(program):
+                return f"in training mode {fault}"
+        except ChangedError:
+            raise
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self._in_training = f"not proved in training mode, which changes the loss: {why}"
+            return ""
+        names = ", ".join(dict.fromkeys(type(module).__name__ for module in own_statistics))
+        self._in_training = (
+            f"in training mode {names} sees one shard at a time, as BatchNorm does (shards=1: the batch)"
+        )
+        return ""
+
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
         """Return the gradients of the first n shards combined as servers do, and that of their union."""
         rows = [self._whole(program, self._samples(leaf), leaf) for leaf in range(n)]
@@ -312,7 +353,10 @@ class _Checks:
         if apart <= TOLERANCES[FLOAT32]:
             what = f"the losses of {n} shards and that of their batch differ, their gradients do not"
             return f"{what}: {self._about_state()}"
-        batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
+        batch_norm = any(
+            "BatchNorm" in type(module).__name__ and not getattr(module, "track_running_stats", False)
+            for module in program.model.modules()
+        )
         hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
             f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
@@ -330,6 +374,7 @@ class _Checks:
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
+        _set_buffers(program.model, self._buffers)
         batch = program.batch(list(samples))
         with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
@@ -368,6 +413,14 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     value.backward()
     grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for _, p in named]
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
+
+
+def _is_layer_of_torch(module: Any) -> bool:
+    """Return whether a module is a layer of torch, or a dropout or normalization derived from one of these."""
+    from torch.nn.modules import batchnorm, dropout
+
+    alone = type(module).__module__.startswith("torch.") and not any(True for _ in module.children())
+    return alone or isinstance(module, batchnorm._NormBase | dropout._DropoutNd)
 
 
 def _check_aliases(model: Any) -> None:
@@ -449,9 +502,10 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which random tensors have equal rows, the same for a shard as for the batch.
 
     A row is drawn by the number of the call. So noise of a model makes no difference between shards and their union,
-    and what else does is seen.
+    and what else does is seen. Functions with dropout have none.
     """
     import torch
+    from torch.nn.functional import batch_norm
     from torch.overrides import TorchFunctionMode
 
     uniform = {torch.rand, torch.rand_like}
@@ -462,9 +516,11 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
         has_halves = False  # whether numbers of two bytes were seen
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            drawn = function(*args, **(kwargs or {}))
+            off = {"training": False, "dropout_p": 0.0} if function is not batch_norm else {}
+            kwargs = {name: off.get(name, value) for name, value in (kwargs or {}).items()}
+            drawn = function(*args, **kwargs)
             self.has_halves |= getattr(drawn, "dtype", None) in (torch.bfloat16, torch.float16)
-            own = (kwargs or {}).get("generator") is not None  # of the program: it draws the same again
+            own = kwargs.get("generator") is not None  # of the program: it draws the same again
             if own or function not in drawing or not drawn.ndim or not drawn.is_floating_point():
                 return drawn
             self.n += 1
