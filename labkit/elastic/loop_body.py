@@ -6,6 +6,8 @@ would do so in each worker, once for each shard, and what it made would be lost 
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -75,11 +77,16 @@ class BodyCheck:
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
         self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
         self._last: dict[str, Any] = {}
+        self._carried: dict[str, Any] = {}
         self.changed: list[str] = []
 
-    def around(self) -> Iterator[None]:
-        """Yield to one body; raise ChangedError for what would be another training in a job."""
-        variables = self._compared()
+    def around(self, *, last: bool = False) -> Iterator[None]:
+        """Yield to one body; raise ChangedError for what would be another training in a job.
+
+        `last`: of the last update, when all variables are compared once more.
+        """
+        variables = self._compared(last=last)
+        self._check_carried(variables)
         known = {name: value for name, value in variables.items() if name in self._names}
         before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
         self._check_between(before)
@@ -95,6 +102,7 @@ class BodyCheck:
         for name, token in before.items():
             if after.get(name, token) != token and name not in self.changed:
                 self._refuse_or_keep(name, token, after[name])
+        self._check_carried(now)
         replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
         self.changed += [name for name in replaced if name not in self.changed]
         self._check_options(options)
@@ -106,9 +114,9 @@ class BodyCheck:
             )
         self.n += 1
 
-    def _compared(self) -> dict[str, Any]:
+    def _compared(self, *, last: bool) -> dict[str, Any]:
         """Return the variables to compare after this body; none of most."""
-        if ALL_OF_FIRST < self.n < self._next:
+        if ALL_OF_FIRST < self.n < self._next and not last:
             return {}
         self._next = max(self._next, int(self.n * RARER) + 1)
         variables = _variables()
@@ -134,6 +142,19 @@ class BodyCheck:
             in_place = written and last[1] == token[1] and token[2] > last[2]
             if (in_place or (token[0] == "attribute" and token != last)) and name not in self.changed:
                 self._refuse_or_keep(name, last, token)
+
+    def _check_carried(self, variables: Mapping[str, Any]) -> None:
+        """Look at what bodies make anew of its earlier value, such as `average = 0.9 * average + 0.1 * weight`."""
+        if not variables:
+            return
+        now = {name: variables[name] for name in _carried(*_place_of_loop()) if name in variables}
+        for name, value in now.items():
+            if self._carried.get(name, value) is not value:
+                for part, token in self._tokens(name, value):
+                    if token[0] == "weights":
+                        self._refuse_or_keep(part, token, token)
+                self.changed += [name] if name not in self.changed else []
+        self._carried = now
 
     def _options(self) -> tuple[list[list[dict[str, Any]]], list[int]]:
         """Return the options of the job's optimizers, and the steps of its schedulers."""
@@ -226,7 +247,7 @@ class BodyCheck:
             yield from _options_of(name, value)
         elif depth or isinstance(value, torch.nn.Module):
             for key, each in _entries(value):
-                yield from self._tokens(f"{name}{key}", each, depth - 1)
+                yield from self._tokens(f"{name}{key}", each, max(depth - 1, 0))
 
     def _of_tensor(self, tensor: Any) -> Any:
         import torch
@@ -243,19 +264,64 @@ def one_or_several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _variables() -> dict[str, Any]:
-    """Return the variables of the functions that go through the loop, and of the script's module, by name."""
-    found: dict[str, Any] = {}
+def _frames() -> Iterator[Any]:
+    """Yield the frames of the functions that go through the loop, up to the script's module."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package != "labkit" and "site-packages" not in frame.f_code.co_filename:
-            found = {**frame.f_locals, **found}
+            yield frame
             if frame.f_globals.get("__name__") == "__main__":
-                found = {**frame.f_globals, **found}
-                break
+                return
         frame = frame.f_back
+
+
+def _variables() -> dict[str, Any]:
+    """Return the variables of the functions that go through the loop, and of the script's module, by name."""
+    found: dict[str, Any] = {}
+    for frame in _frames():
+        found = {**frame.f_locals, **found}
+        if frame.f_globals.get("__name__") == "__main__":
+            found = {**frame.f_globals, **found}
     return {name: value for name, value in found.items() if not name.startswith("_")}
+
+
+def _place_of_loop() -> tuple[str, int]:
+    """Return the file and the line at which a script goes through the loop."""
+    frame = next(_frames(), None)
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _carried(path: str, line: int) -> frozenset[str]:
+    """Return the variables that the body of the loop around a line reads before it sets them, and those of `global`."""
+    try:
+        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
+    except SyntaxError:  # of a notebook, as it was typed
+        return frozenset()
+    loops = [each for each in nodes if isinstance(each, ast.For | ast.While) and each.lineno <= line]
+    loop = [each for each in loops if line <= (each.end_lineno or 0)][-1:]
+    declared = {name for each in nodes if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
+    put = {name for each in loop if isinstance(each, ast.For) for name, _ in _names(each.target)}
+    read = set[str]()
+    for name, is_set in (pair for each in loop for node in each.body for pair in _names(node)):
+        if is_set:
+            put.add(name)
+        elif name not in put:
+            read.add(name)
+    return frozenset(read & put | declared)
+
+
+def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the names of a statement, and whether each is set, in about the order of their evaluation."""
+    if hasattr(node, "body"):
+        for each in ast.iter_child_nodes(node):
+            yield from _names(each)
+        return
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id, False
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    yield from sorted(((each.id, isinstance(each.ctx, ast.Store)) for each in found), key=lambda pair: pair[1])
 
 
 def _plain(value: Any) -> tuple[str, Any]:
@@ -300,7 +366,9 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
     import torch
 
     if isinstance(value, torch.nn.Module):
-        return [(f".{key}", each) for key, each in (*value.named_parameters(), *value.named_buffers())]
+        own = [(key, each) for key, each in vars(value).items() if not key.startswith("_")]
+        own = [(key, each) for key, each in own if isinstance(each, torch.Tensor | Mapping | list)]
+        return [(f".{key}", each) for key, each in (*value.named_parameters(), *value.named_buffers(), *own)]
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", each) for key, each in list(value.items())[:MOST_ENTRIES]]
     if isinstance(value, list | tuple):

@@ -12,6 +12,7 @@ import ast
 import copy
 import hashlib
 import itertools
+import linecache
 import os
 import sys
 import threading
@@ -223,7 +224,7 @@ class ScriptLoop:
         self._out, self._returned = True, None
         assert self._checked is not None  # `__iter__` has made it
         try:
-            for _ in self._checked.around():
+            for _ in self._checked.around(last=self.update + 1 == self.steps):
                 yield batch.batch
         except ChangedError as error:
             raise ChangedError(f"update {self.update}: {error}") from None
@@ -562,6 +563,7 @@ class Script:
         if folder not in sys.path:
             sys.path.insert(0, folder)
         _install_source_finder(self.beside)
+        linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path
         try:
             seed_all(self.seed)
             exec(compile(self.source, self.path, "exec"), module.__dict__)

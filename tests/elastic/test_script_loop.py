@@ -243,6 +243,17 @@ def averages_by_hand(parts: dict[str, Any]) -> None:
         parts["shadow"][name] = 0.9 * parts["shadow"][name] + 0.1 * p.detach()
 
 
+class Average(nn.Module):
+    """Averages weights in tensors of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        self.shadow = {name: 0.9 * self.shadow[name] + 0.1 * p.detach() for name, p in model.named_parameters()}
+
+
 def adds_a_group(parts: dict[str, Any]) -> None:
     parts["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
@@ -266,6 +277,9 @@ BODIES: dict[str, tuple[Any, str]] = {
     "sets a rate": (lambda parts: parts["optimizer"].param_groups[0].update(lr=0.3), r"'lr'\] \(0.1, then 0.3\)"),
     "averages weights": (averages, "changes parts.*average.*module.weight.*each worker would have its own"),
     "averages weights by hand": (averages_by_hand, r"changes .*\['shadow'\]\['weight'\].*in a hook"),
+    "averages weights in a module": (
+        lambda parts: parts["shadows"].update(parts["model"]), r"changes .*\['shadows'\]\.shadow\['weight'\].*in a hook"
+    ),
     "trains another model": (
         lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
     ),
@@ -295,7 +309,7 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
     parts: dict[str, Any] = {
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
-        "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "shadows": Average(model), "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
         "beside": torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "scaler": torch.amp.GradScaler("cpu"),
     }  # fmt: skip
     what, why = BODIES[name]
@@ -311,6 +325,37 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
 
         with pytest.raises(ChangedError, match=why):
             train()
+
+
+@pytest.mark.parametrize("before", [0, 40, 58], ids=["at first", "between two looks", "in the last update"])
+@pytest.mark.parametrize(
+    ("average", "update", "name"),
+    [
+        (
+            "[0.0 * p for p in model.parameters()]",
+            "[0.9 * a + 0.1 * p for a, p in zip(w, model.parameters())]",
+            r"w\[0\]",
+        ),
+        ("None", "model.weight.data if w is None else 0.9 * w + 0.1 * model.weight.data", "w"),
+        ("{}", "{name: w.get(name, 0) + p.data for name, p in model.named_parameters()}", r"w\['weight'\]"),
+    ],
+    ids=["a list", "a tensor", "a dict"],
+)
+def test_an_average_that_the_body_makes_anew_of_its_last_value_is_refused(
+    average: str, update: str, name: str, before: int, tmp_path: Path
+) -> None:
+    """What is made anew without its last value is let be: here `x`, which has the shape of the weights, and `best`."""
+    lines = (
+        "import torch, labkit", "model, x, best = torch.nn.Linear(2, 4), torch.ones(4, 2), None", f"w = {average}",
+        "optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(16, 2), torch.ones(16, 4))",
+        "with labkit.elastic(model, optimizer, data, batch=8, shards=2, steps=30) as job:",
+        "    for n, (x, y) in enumerate(job):", "        h = x * x", "        job.step((model(h) - y).square().mean())",
+        "        best = model.weight.detach().clone()", f"        if n >= {before}:", f"            w = {update}",
+    )  # fmt: skip
+    script = tmp_path / "mine.py"
+    script.write_text("\n".join(lines))
+    with pytest.raises(ChangedError, match=f"changes {name}, a tensor of the shape of a parameter.*in a hook"):
+        exec(compile(script.read_text(), script, "exec"), {"__name__": "mine"})
 
 
 def test_each_of_several_schedulers_is_looked_at() -> None:
@@ -335,7 +380,7 @@ def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros
 
 
 def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys: pytest.CaptureFixture[str]) -> None:
-    best, steps, generator = None, [], torch.Generator()
+    best, steps, generator, state = None, [], torch.Generator(), torch.zeros(3)
     with loop(batch=8, shards=2, steps=4) as job:
         for number, (x, y) in enumerate(job):
             if job.update > 1:
@@ -343,9 +388,10 @@ def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys:
                 steps.append(number)
             job.step(nn.functional.mse_loss(job.model(x), y))
             best = {name: p.clone() for name, p in job.model.state_dict().items()}
+            state = state + 1
     assert best is not None
     err = capsys.readouterr().err
-    for names in ("best", "number", "steps, generator"):
+    for names in ("state, best", "number", "steps, generator"):
         assert err.count(f"the body of the loop changes {names}: each worker would have its own") == 1, err
 
 
