@@ -47,6 +47,17 @@ class Samples:
         self._order_of: Callable[[int, int], Order] | None = getattr(data, "order", None)
         self._orders: dict[int, Order] = {}
         self._data, self._epoch = data, -1
+        self._by_epoch, self._begun = [] if isinstance(data, StreamData) else with_epochs(data), -1
+
+    def begin(self, epoch: int) -> None:
+        """Have the dataset set an epoch, with random numbers that depend on seed and epoch alone."""
+        if epoch == self._begun or not self._by_epoch:
+            return
+        states, self._begun = random_states(), epoch
+        seed_all(int(np.random.SeedSequence((self._spec.seed, epoch)).generate_state(1)[0]))
+        for each in self._by_epoch:
+            each.set_epoch(epoch)
+        set_states(states)
 
     def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
         """Return the samples at positions `start` to before `end` of an epoch's order."""
@@ -66,13 +77,21 @@ class Samples:
         return np.asarray(self._orders[epoch][start:end], np.int64)
 
     def of(self, step: int, leaf: int, *, n_shards: int | None = None) -> list[int]:
-        """Return the samples of one logical shard of a step."""
+        """Return the samples of one logical shard of a step, and have the dataset set the epoch of the step."""
         spec = self._spec
         found = samples_of(
             step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=n_shards or spec.n_shards,
             seed=spec.seed, between=self.between,
         )  # fmt: skip
+        self.begin(spec.epoch_of(step))
         return found.tolist()  # type: ignore[no-any-return]
+
+
+def with_epochs(data: Any) -> list[Any]:
+    """Return the datasets of a job's data, or within it, that have `set_epoch`."""
+    inner = [getattr(data, name, None) for name in ("dataset", "samples")] + list(getattr(data, "datasets", None) or ())
+    own = [data] if hasattr(data, "set_epoch") else []
+    return own + [found for each in inner if each is not None and each is not data for found in with_epochs(each)]
 
 
 def check_length(data: Any, n: int) -> None:

@@ -53,8 +53,10 @@ class BodyCheck:
         The model of the loop.
     training : sequence
         Its optimizers, and its schedulers: one, several, or neither.
+    data : object
+        Its samples; that they stay as they are is looked at each time.
     skipped : object
-        Objects that are not looked at: the loop, its samples.
+        Objects that are not looked at: the loop.
 
     Attributes
     ----------
@@ -64,8 +66,9 @@ class BodyCheck:
         Bodies that were looked at.
     """
 
-    def __init__(self, model: Any, training: Any, *skipped: Any) -> None:
-        self._model, self._skipped = model, {id(each) for each in skipped}
+    def __init__(self, model: Any, training: Any, data: Any, *skipped: Any) -> None:
+        self._model = model
+        self._skipped = {id(each) for each in (data, getattr(data, "dataset", None), *skipped)}
         self._modules = list(model.named_modules())
         self._params = list(model.named_parameters())
         self._modes = self._now()
@@ -73,6 +76,9 @@ class BodyCheck:
         those = [one_or_several(each) for each in training]
         self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
         self._schedulers = [each for each in those[1] if hasattr(each, "last_epoch")]
+        wholes = [(name, getattr(data, name, data)) for name in ("sampler", "dataset")]
+        parts = (pair for whole in wholes for pair in _parts(*whole, DEPTH - 1))
+        self._samples = {id(part): (name, part) for name, part in parts}.values()
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
         self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
@@ -89,6 +95,7 @@ class BodyCheck:
         self._check_carried(variables)
         known = {name: value for name, value in variables.items() if name in self._names}
         before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
+        samples = self._of_samples()
         self._check_between(before)
         versions = self._hide_gradients()
         modes_stay = nullcontext() if modes == self._modes else _keeping_modes()
@@ -106,6 +113,7 @@ class BodyCheck:
         replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
         self.changed += [name for name in replaced if name not in self.changed]
         self._check_options(options)
+        self._check_samples(samples)
         self._check_modes(modes)
         if self._hooks() != hooks:
             raise ChangedError(
@@ -155,6 +163,25 @@ class BodyCheck:
                         self._refuse_or_keep(part, token, token)
                 self.changed += [name] if name not in self.changed else []
         self._carried = now
+
+    def _of_samples(self) -> dict[str, Any]:
+        """Return what shows whether attributes of the dataset, and of what it consists of, have changed."""
+        return {
+            f"{name}.{key}": _writes(value)
+            for name, part in self._samples
+            for key, value in vars(part).items()
+            if not (key == "epoch" and hasattr(part, "set_epoch"))  # which the job has set before the body
+        }
+
+    def _check_samples(self, before: Mapping[str, Any]) -> None:
+        now = self._of_samples()
+        for name in now:
+            if before.get(name) != now[name]:
+                raise ChangedError(
+                    f"the body of the loop changes {name}: each worker and loader has a dataset of its own, and loads "
+                    "samples ahead. Expected set_epoch(epoch) of the dataset or sampler, which all of them call at the "
+                    "beginning of an epoch."
+                )
 
     def _options(self) -> tuple[list[list[dict[str, Any]]], list[int]]:
         """Return the options of the job's optimizers, and the steps of its schedulers."""
@@ -322,6 +349,25 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
         yield node.target.id, False
     found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
     yield from sorted(((each.id, isinstance(each.ctx, ast.Store)) for each in found), key=lambda pair: pair[1])
+
+
+def _parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a dataset, a loader or a sampler consists of, with names."""
+    import torch
+
+    module, _, rest = type(value).__module__.partition(".")
+    known = module in NOT_OF_USERS and not rest.startswith("utils.data")
+    if not known and not isinstance(value, torch.nn.Module | type) and hasattr(value, "__dict__"):
+        yield name, value
+        for key, each in list(vars(value).items())[:MOST_ENTRIES] if depth else ():
+            yield from _parts(f"{name}.{key}", each, depth - 1)
+
+
+def _writes(value: Any) -> tuple[Any, Any, Any]:
+    """Return what shows whether an attribute is another object, or a tensor or list that was written to."""
+    plain = isinstance(value, bool | int | float | str)
+    n = len(value) if isinstance(value, list | set) else None
+    return value if plain else id(value), getattr(value, "_version", None), n
 
 
 def _plain(value: Any) -> tuple[str, Any]:

@@ -193,9 +193,11 @@ class _Checks:
         loss = SampleLoss(
             program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
         )
-        other = (0, 1) if self._n_shards > 1 else (1, 0)
+        other, order = (0, 1) if self._n_shards > 1 else (1, 0), self._ordered()
+        order.begin(0)
         before, buffers, rows = _attributes(program), {name: b.clone() for name, b in program.model.named_buffers()}, []
         for place in ((0, 0), other, (0, 0)):
+            order.begin(1)  # a worker that comes later begins with this one, and may go back to an earlier step
             samples = self._samples(place[1], step=place[0])
             _set_buffers(program.model, buffers)
             rows.append(_backward(program, partial(loss, samples, place)))
@@ -367,10 +369,13 @@ class _Checks:
 
     # --- gradients
 
-    def _samples(self, *leaves: int, step: int = 0) -> list[int]:
+    def _ordered(self) -> Samples:
         if self._order is None:
             self._order = Samples(self._own.data, self._spec)
-        return [i for leaf in leaves for i in self._order.of(step, leaf, n_shards=self._n_shards)]
+        return self._order
+
+    def _samples(self, *leaves: int, step: int = 0) -> list[int]:
+        return [i for leaf in leaves for i in self._ordered().of(step, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)

@@ -190,8 +190,7 @@ class ScriptLoop:
                 "and job.epoch in it."
             )
         self._begun = True
-        own = self.data, getattr(self.data, "dataset", None)
-        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self, *own)
+        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self.data, self)
         return self._alone() if self._turns is None else self._hosted(self._turns)
 
     def step(self, loss: Any, weight: Any = None, **metrics: Any) -> None:

@@ -345,6 +345,19 @@ class OwnNoise(Rows):
         return X[i] + torch.from_numpy(self.rng.normal(size=6).astype(np.float32)), Y[i]
 
 
+class Drifts(Rows):
+    """Builds each epoch on the one before: a worker that comes later has not seen that."""
+
+    def __init__(self) -> None:
+        self.shift = torch.zeros(6)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.shift = self.shift + epoch * torch.rand(6)
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i] + self.shift, Y[i]
+
+
 class Locked(Rows):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -515,6 +528,7 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
     "running statistics in a tensor": (lambda: case(RunningTensor()), "another gradient.*what mean counts or draws"),
     "a loss with a running mean": (lambda: case(net(), loss=RunningMean()), r"what loss\.mean counts or draws"),
     "a dataset with a generator": (lambda: case(net(), OwnNoise()), r"what data\.rng counts or draws"),
+    "epochs that build on each other": (lambda: case(net(), Drifts()), r"what data\.shift counts or draws"),
     "a tensor in a parameter's memory": (lambda: case(Alias()), r"w of the model .* memory of parameter 'a\.weight'"),
     "a part that unfreezes": (lambda: case(net(), loss=thaws), r"'0\.weight' is (frozen|trained) from now on"),
     "class weights in a mean": (lambda: case(net(), loss=smooth, shards=4), "no plain mean over samples"),

@@ -37,9 +37,15 @@ from beside_the_loop import width
 x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 
 class Samples(TensorDataset):
+    shift = 0.0
+
+    def set_epoch(self, epoch):
+        self.shift = epoch * torch.rand(8) / 10
+
     def __getitem__(self, i):
         time.sleep(WAIT)
-        return super().__getitem__(i)
+        x, y = super().__getitem__(i)
+        return x + self.shift, y
 
 loader = DataLoader(Samples(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True)
 torch.manual_seed(0)
@@ -208,7 +214,7 @@ def test_a_loop_that_makes_no_sense_is_refused(options: dict[str, Any], what: st
 def test_a_loop_in_a_loop_over_epochs_is_refused_before_it_trains(tmp_path: Path) -> None:
     """The first one would train all of them; the second one was refused after the training."""
     text = SCRIPT.replace("    for x, y in job:", "    for epoch in range(3):\n     for x, y in enumerate(job):")
-    with pytest.raises(InputError, match=r"script\.py, line 24: the loop over the job lies in another loop"):
+    with pytest.raises(InputError, match=r"script\.py, line 30: the loop over the job lies in another loop"):
         read_training(write(tmp_path, text), seed=3)
 
 
@@ -254,6 +260,19 @@ class Average(nn.Module):
         self.shadow = {name: 0.9 * self.shadow[name] + 0.1 * p.detach() for name, p in model.named_parameters()}
 
 
+class Growing(torch.utils.data.TensorDataset):
+    """Samples by epoch, with negatives that are drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.ones(8, 2), torch.zeros(8, 1))
+        self.epochs: list[int] = []
+        self.noise, self.negatives = 0.0, torch.zeros(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+        self.negatives = torch.rand(1)
+
+
 def adds_a_group(parts: dict[str, Any]) -> None:
     parts["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
@@ -290,6 +309,8 @@ BODIES: dict[str, tuple[Any, str]] = {
     "adds a group": (adds_a_group, r"changes optimizer\.param_groups \(1 groups, then 2 groups\)"),
     "adds a hook": (hooks, "adds or removes a hook of the model"),
     "adds noise to gradients": (adds_noise, r"uses gradients of the model \(add_"),
+    "changes its samples": (lambda parts: setattr(parts["data"], "noise", 0.2), r"dataset\.noise: .* set_epoch"),
+    "draws its samples anew": (lambda parts: parts["data"].set_epoch(0), r"changes dataset\.(epochs|negatives): "),
     "evaluates a part": (lambda parts: parts["model"].part.eval(), "leaves part with training=False"),
     "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
 }  # fmt: skip
@@ -313,8 +334,8 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
         "beside": torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "scaler": torch.amp.GradScaler("cpu"),
     }  # fmt: skip
     what, why = BODIES[name]
-    samples = torch.ones(8, 2), torch.zeros(8, 1)
-    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=30) as job:
+    parts["data"] = data = Growing()
+    with labkit.elastic(model, optimizer, data, batch=8, shards=2, steps=30) as job:
         parts["job"] = job
 
         def train() -> None:
@@ -325,6 +346,7 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
 
         with pytest.raises(ChangedError, match=why):
             train()
+        assert data.epochs[: job.epoch + 1] == list(range(job.epoch + 1)), "each one once, in their order"
 
 
 @pytest.mark.parametrize("before", [0, 40, 58], ids=["at first", "between two looks", "in the last update"])
@@ -363,7 +385,7 @@ def test_each_of_several_schedulers_is_looked_at() -> None:
     models = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 100) for each in optimizers]
-    body = BodyCheck(models, (optimizers, schedulers)).around()
+    body = BodyCheck(models, (optimizers, schedulers), None).around()
     next(body)
     schedulers[0].last_epoch += 1
     with pytest.raises(ChangedError, match=r"changes schedulers\[0\]\.last_epoch \(0, then 1\)"):
