@@ -17,9 +17,9 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -488,7 +488,8 @@ class LoopLoss:
         answer, main = None, sys.modules["__main__"]
         sys.modules["__main__"] = self._turns.module
         try:
-            answer = self._turns.ask(Ended(state))
+            with command_line_of(self.script.path, self.script.args):
+                answer = self._turns.ask(Ended(state))
         except BaseException as error:
             if isinstance(error, SystemExit) and not error.code:
                 return
@@ -497,6 +498,16 @@ class LoopLoss:
             sys.modules["__main__"] = main
         if isinstance(answer, ScriptLoop):
             raise InputError(f"{self.script.path}: a second labkit.elastic in one script; expected one.")
+
+
+@contextmanager
+def command_line_of(path: str | Path, args: Sequence[str]) -> Iterator[None]:
+    """Let a file see the command line that it would have alone."""
+    argv, sys.argv = sys.argv, [str(path), *args]
+    try:
+        yield
+    finally:
+        sys.argv = argv
 
 
 def error_text(error: BaseException, path: str | Path) -> str:
@@ -526,19 +537,20 @@ class Script:
     """Of the random generators before it runs."""
     beside: dict[str, str] = field(default_factory=dict)
     """Text of modules by name, where the file is not there."""
+    args: tuple[str, ...] = ()
+    """Arguments of its command line."""
 
     @classmethod
-    def of(cls, path: Path, *, seed: int) -> Script:
+    def of(cls, path: Path, *, seed: int, args: Sequence[str] = ()) -> Script:
         """Read it."""
-        return cls(str(path.absolute()), path.read_text(encoding="utf-8"), seed)
+        return cls(str(path.absolute()), path.read_text(encoding="utf-8"), seed, args=tuple(args))
 
     def start(self, *, starting: bool) -> LoopLoss:
         """Run it up to its loop, in a thread of its own; InputError if it raises, or has no loop."""
-        turns, argv, main = Turns(), sys.argv, sys.modules["__main__"]
+        turns, main = Turns(), sys.modules["__main__"]
         thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
-        sys.argv = [self.path]
         try:
-            with ExitStack() as quiet:
+            with command_line_of(self.path, self.args), ExitStack() as quiet:
                 if not starting:  # the process that was started by the user has printed it
                     quiet.enter_context(redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
                 thread.start()
@@ -546,7 +558,7 @@ class Script:
         except BaseException as error:
             raise InputError(error_text(error, self.path)) from error
         finally:
-            sys.argv, sys.modules["__main__"] = argv, main
+            sys.modules["__main__"] = main
         if isinstance(found, Left):
             raise InputError(f"{self.path} came to its end without a loop over labkit.elastic(...); expected one.")
         return LoopLoss(self if self.beside else self._with_modules(), found, turns)
@@ -579,7 +591,7 @@ class Script:
             place = folder.joinpath(*name.split("."))
             if file in (f"{place}.py", str(place / "__init__.py")):
                 found[name] = Path(file).read_text(encoding="utf-8")
-        return Script(self.path, self.source, self.seed, found)
+        return replace(self, beside=found)
 
 
 def _install_source_finder(beside: Mapping[str, str]) -> None:
