@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
-from labkit.elastic.script_loop import LoopLoss, Script, command_line_of, line_of
+from labkit.elastic.script import LoopLoss, Script, command_line_of, line_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -18,7 +18,7 @@ from labkit.core.errors import LabkitError
 from labkit.elastic.job_start import start
 from labkit.elastic.own_training import read_training
 from labkit.elastic.plain import plain_losses
-from labkit.elastic.script_loop import LoopLoss
+from labkit.elastic.script import LoopLoss
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -122,12 +122,16 @@ def test_a_body_reads_the_learning_rate_of_its_update(tmp_path: Path, monkeypatc
 def test_the_command_trains_a_script_with_its_arguments_and_lets_it_go_on_once(tmp_path: Path) -> None:
     parser = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', type=float)\n"
     text = SCRIPT.replace("import time\n", f"{parser}rate = parser.parse_args().rate + 0\nimport time\n")
-    script = write(tmp_path, f"{text}\nimport sys\nassert sys.argv[1:] == ['--rate', '0.1'], sys.argv\n")
+    handles = "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"
+    then = "import os, sys\nassert sys.argv[1:] == ['--rate', '0.1'], sys.argv\nos.kill(os.getpid(), signal.SIGUSR2)\n"
+    script = write(tmp_path, f"{handles}{text}\n{then}")
     words = "--steps", "5", "--workers", "2", "--json", "--", "--rate", "0.1"
     done = labkit_in_a_process("train", script.name, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 5, "what is typed counts more than what the script says"
     assert done.stderr.count("after the loop") == 1
+    assert done.stderr.count("the script's handler of SIGUSR2 runs in this process") == 1
+    assert "handled" in done.stderr
     state = torch.load(tmp_path / "state.pt")
     assert int(state["1.num_batches_tracked"]) == 5
 
