@@ -237,9 +237,7 @@ def train(
         training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
     )
     if verify:
-        _verify(
-            name, training, arguments, steps=min(steps, VERIFIED_STEPS), file=Path(model), args=args or (), seed=seed
-        )
+        _verify(name, training, arguments, steps=steps, file=Path(model), args=args or (), seed=seed)
     _refuse_unwritable_files(out, log_csv, tensorboard)
     arguments |= {"steps": steps} if validate is None else {"steps": steps, "validate": validate}
     job = training.start(**arguments)
@@ -277,7 +275,7 @@ def _verify(
     def findings() -> Iterator[verification.Verified]:
         """Yield what a job refuses first."""
         verified = verification.VerifiedTraining(training.model, training.data, training.loss, options)
-        yield from verification.verify(verified, steps=steps)
+        yield from verification.verify(verified, steps=min(steps, VERIFIED_STEPS))
         if is_file(str(file)):
             yield verification.hash_seeds(file, seed=seed, args=args)
 

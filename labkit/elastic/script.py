@@ -233,9 +233,10 @@ def _set_handler(number: int, handler: Any) -> Any:
     if not THREAD.starting:
         return signal.getsignal(number)
     if callable(handler):
+        name = signal.Signals(number).name
         print(
-            f"labkit: the script's handler of {signal.Signals(number).name} runs in this process; the body of the loop, "
-            "in workers, does not see what it does.",
+            f"labkit: the script's handler of {name} runs in this process; the body of the loop, in workers, does not "
+            "see what it does.",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     before = turns.answer(HandlerRequest(number, handler))
