@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, get_worker_info
 
 import labkit
 from benchmarks.ports.faults import disturbed
@@ -19,6 +21,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import JobError
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.job import ScaleRequest, follow
+from labkit.elastic.loading import Loading
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
@@ -501,6 +504,26 @@ def test_a_compiled_model_has_the_numbers_of_a_plain_one_in_a_loop() -> None:
                 job.step(nn.functional.mse_loss(model(x), y))
         made.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_each_process_that_loads_calls_worker_init_fn_once_where_torch_would(n_processes: int) -> None:
+    """Alone this is the script's own process; a forked loader and a worker that unpickles its data call it, too."""
+    data = Growing()
+
+    def init(_: int) -> None:
+        get_worker_info().dataset.epochs.append(torch.randint(100, (1,)).item())
+
+    loader = DataLoader(data, batch_size=4, num_workers=n_processes, worker_init_fn=init)
+    loaded = Loading.of(loader, batch=None, shuffle=True, loaders=0, default=1).data
+    before = torch.random.get_rng_state()
+    for _ in range(2):
+        loaded.fetch([0, 1])
+    assert len(data.epochs) == n_processes
+    assert torch.equal(torch.random.get_rng_state(), before), "what it draws has no effect"
+    there = cloudpickle.loads(cloudpickle.dumps(loaded))
+    there.fetch([0, 1])
+    assert len(there.dataset.epochs) == 2 * n_processes
 
 
 def test_epochs_are_counted_in_updates() -> None:
