@@ -6,8 +6,6 @@ would do so in each worker, once for each shard, and what it made would be lost 
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +17,7 @@ import numpy as np
 
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import generator_state
+from labkit.elastic.script_text import carried
 from labkit.elastic.worker.forward import without_scaler
 
 DEPTH: Final = 3
@@ -155,7 +154,7 @@ class BodyCheck:
         """Look at what bodies make anew of its earlier value, such as `average = 0.9 * average + 0.1 * weight`."""
         if not variables:
             return
-        now = {name: variables[name] for name in _carried(*_place_of_loop()) if name in variables}
+        now = {name: variables[name] for name in carried(*_place_of_loop()) if name in variables}
         for name, value in now.items():
             if self._carried.get(name, value) is not value:
                 for part, token in self._tokens(name, value):
@@ -317,38 +316,6 @@ def _place_of_loop() -> tuple[str, int]:
     """Return the file and the line at which a script goes through the loop."""
     frame = next(_frames(), None)
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-@cache
-def _carried(path: str, line: int) -> frozenset[str]:
-    """Return the variables that the body of the loop around a line reads before it sets them, and those of `global`."""
-    try:
-        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
-    except SyntaxError:  # of a notebook, as it was typed
-        return frozenset()
-    loops = [each for each in nodes if isinstance(each, ast.For | ast.While) and each.lineno <= line]
-    loop = [each for each in loops if line <= (each.end_lineno or 0)][-1:]
-    declared = {name for each in nodes if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
-    put = {name for each in loop if isinstance(each, ast.For) for name, _ in _names(each.target)}
-    read = set[str]()
-    for name, is_set in (pair for each in loop for node in each.body for pair in _names(node)):
-        if is_set:
-            put.add(name)
-        elif name not in put:
-            read.add(name)
-    return frozenset(read & put | declared)
-
-
-def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield the names of a statement, and whether each is set, in about the order of their evaluation."""
-    if hasattr(node, "body"):
-        for each in ast.iter_child_nodes(node):
-            yield from _names(each)
-        return
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        yield node.target.id, False
-    found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-    yield from sorted(((each.id, isinstance(each.ctx, ast.Store)) for each in found), key=lambda pair: pair[1])
 
 
 def _parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

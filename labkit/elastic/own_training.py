@@ -5,7 +5,6 @@ This is the one form for `labkit train`, `labkit train --auto`, `labkit deploy -
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
 from labkit.elastic.script import LoopLoss, Script, command_line_of, line_of
+from labkit.elastic.script_text import has_loop
 
 if TYPE_CHECKING:
     from torch import nn
@@ -271,22 +271,6 @@ def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
         kind = type(given["options"]).__name__
         raise InputError(f"{path}: options is a {kind}; expected a dict of arguments of start.")
     return OwnTraining(**given)
-
-
-def has_loop(path: Path) -> bool:
-    """Return whether a file is a script with a loop over `labkit.elastic(...)`."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return False  # `_executed` says what is wrong
-    called = [
-        item.context_expr.func
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With)
-        for item in node.items
-        if isinstance(item.context_expr, ast.Call)
-    ]
-    return any("elastic" in (getattr(each, "attr", ""), getattr(each, "id", "")) for each in called)
 
 
 def _of_loop(loss: LoopLoss) -> OwnTraining:

@@ -8,7 +8,6 @@ checked.
 
 from __future__ import annotations
 
-import ast
 import copy
 import signal
 import sys
@@ -26,6 +25,7 @@ from labkit.core.errors import InputError, unknown
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loop_body import BodyCheck, one_or_several
 from labkit.elastic.models.sizes import whole
+from labkit.elastic.script_text import check_last_loop, check_one_loop
 from labkit.system.threads import one_thread
 
 if TYPE_CHECKING:
@@ -184,7 +184,9 @@ class ScriptLoop:
 
     def __enter__(self) -> ScriptLoop:
         frame = sys._getframe(1)
-        _check_one_loop(frame.f_code.co_filename, frame.f_lineno)
+        check_one_loop(frame.f_code.co_filename, frame.f_lineno)
+        if self._turns is not None:
+            check_last_loop(frame)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -361,31 +363,6 @@ def _as_samples(loader: Any) -> Any:
     from labkit.elastic.data import as_dataset
 
     return as_dataset(tuple(loader)) if isinstance(loader, tuple | list) else loader
-
-
-def _check_one_loop(path: str, line: int) -> None:
-    """Raise InputError if the `with` at a line of a script has its loop in another one, which would begin it again."""
-    try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return  # such as a cell of a notebook
-    inside = [node for node in ast.walk(tree) if isinstance(node, ast.With) and node.lineno == line]
-    names = {getattr(item.optional_vars, "id", "") for node in inside for item in node.items}
-    outer = [each for node in inside for each in ast.walk(node) if isinstance(each, ast.For | ast.While)]
-    for inner in (each for loop in outer for each in ast.walk(loop) if each is not loop):
-        if isinstance(inner, ast.For) and names & set(_iterated(inner.iter)):
-            raise InputError(
-                f"{Path(path).name}, line {inner.lineno}: the loop over the job lies in another loop; expected one "
-                "loop over all epochs: labkit.elastic(..., epochs=10), and job.epoch in it."
-            )
-
-
-def _iterated(node: ast.expr) -> Iterator[str]:
-    """Yield the names that a loop goes through: of job, enumerate(job) and tqdm(job) "job"."""
-    if isinstance(node, ast.Name):
-        yield node.id
-    for each in node.args if isinstance(node, ast.Call) else ():
-        yield from _iterated(each)
 
 
 def _file() -> str:

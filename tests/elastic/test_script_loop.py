@@ -228,6 +228,33 @@ def test_a_loop_in_a_loop_over_epochs_is_refused_before_it_trains(tmp_path: Path
         read_training(write(tmp_path, text), seed=3)
 
 
+JOB = "with labkit.elastic(m, o, data, steps=2, batch=8) as job: [job.step(m(x).mean()) for x, y in job]"
+TWICE = {
+    "behind the first": (f"{JOB}\n{JOB}", 6),
+    "in a loop": (f"for fold in range(3):\n    {JOB}", 5),
+    "in a function that is called again": (f"def fit():\n    {JOB}\nfit()\nfit()", 8),
+    "in a function that is called in a loop": (f"def fit():\n    {JOB}\nfor _ in 'ab':\n    fit()", 7),
+    "in another branch": (f"if data:\n    {JOB}\nelse:\n    {JOB}", 0),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_job_of_a_script_is_refused_before_the_first_one_trains(name: str, tmp_path: Path) -> None:
+    """Alone, by python, a script may have several."""
+    head = "import torch, labkit\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+    text, line = TWICE[name]
+    script = tmp_path / "mine.py"
+    script.write_text(f"{head}data = torch.ones(8, 2), torch.ones(8, 1)\n{text}")
+    exec(compile(script.read_text(), script, "exec"), {"__name__": "mine"})
+    if line:
+        with pytest.raises(
+            InputError, match=rf"mine\.py, line {line}: another labkit\.elastic.*expected one in a script"
+        ):
+            read_training(script, seed=0)
+    else:
+        assert read_training(script, seed=0).options["steps"] == 2
+
+
 def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -> None:
     own = read_training(write(tmp_path, SCRIPT.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")), seed=3)
     with pytest.raises(InputError, match=r"the model has SyncBatchNorm, and 4 shards: .*Expected shards=1"):
