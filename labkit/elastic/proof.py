@@ -31,7 +31,7 @@ from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import Samples, check_length, generator_state, seed_all
 from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
-from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program, hook_name
 from labkit.elastic.server.optimizers import TORCH
 from labkit.elastic.worker.forward import (
     ForwardGuard,
@@ -54,6 +54,8 @@ MOST_S: Final = 60.0
 """Longest time for a proof, in seconds."""
 TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2, FP16: 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
+SCALES: Final = (1e-3, 1.0, 1e3)
+"""Of gradients with which hooks are tried."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
 MOST_NAMED: Final = 3
@@ -124,7 +126,7 @@ class _Checks:
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
         for module, training in modes:
             module.training = training
-        fault = fault or self._forward_pass(own) or self._synchronized(modes)
+        fault = fault or self._forward_pass(own) or self._synchronized(modes) or self._hooked(own)
         own.model.eval()
         if self._n_shards > 1:
             fault = fault or self._sharding(own) or self._sharding_in_training(own, modes)
@@ -148,6 +150,28 @@ class _Checks:
             f"the model has SyncBatchNorm, and {self._n_shards} shards: they are computed apart, and none waits for "
             "the others' statistics. Expected shards=1, which has those of the whole batch; or nn.BatchNorm."
         )
+
+    def _hooked(self, program: Program) -> str:
+        """Return which hook of a parameter, as scripts may have, is not additive; "" if none of several shards is."""
+        import torch
+
+        if self._n_shards == 1:
+            return ""
+        of_parameters = (
+            (name, p, hook) for name, p in trained(program.model) for hook in (p._backward_hooks or {}).values()
+        )
+        for name, p, hook in of_parameters:
+            for scale in SCALES:
+                a, b = (scale * torch.randn_like(p) for _ in range(2))
+                made = [hook(each.clone()) for each in (a, b, a + b)]
+                left, right, both = (own if out is None else out for own, out in zip((a, b, a + b), made, strict=True))
+                if float((left + right - both).norm()) > TOLERANCES[FLOAT32] * float(both.norm() + left.norm()):
+                    return (
+                        f"parameter '{name}' has the hook {hook_name(hook)}, which makes of the sum of two gradients "
+                        f"another one than the sum of what it makes of each: it sees those of {self._n_shards} shards, "
+                        "one by one. Expected clip_value= or clip_norm=, which limit that of the batch; or shards=1."
+                    )
+        return ""
 
     def _about_buffers(self, program: Program) -> str:
         """Return what differs from one process for buffers that forward changes; BatchNorm has a line of its own."""
