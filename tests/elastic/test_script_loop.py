@@ -193,7 +193,9 @@ def test_a_script_keeps_its_parametrizations_and_the_hooks_of_its_parameters(
     with read_training(script, seed=3).start(workers=2, servers=1) as job:
         assert same(job.wait().state_dict(), expected)
     script.write_text(script.read_text().replace("3 * gradient", "gradient.clamp(-1, 1)"))
-    with pytest.raises(InputError, match=r"parameter '2\.bias' has the hook <lambda> \(script\.py, line \d+\).* 4 shards"):
+    with pytest.raises(
+        InputError, match=r"parameter '2\.bias' has the hook <lambda> \(script\.py, line \d+\).*4 shards"
+    ):
         read_training(script, seed=3).start(workers=2, servers=1)
 
 
