@@ -354,6 +354,7 @@ class Loader:
             self._loader = DataLoader(
                 _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
                 persistent_workers=True, worker_init_fn=be_loader, collate_fn=_as_it_is,
+                multiprocessing_context="fork",  # whatever a script has set: samples and program are not pickled
             )  # fmt: skip
         return iter(self._loader)
 

@@ -9,15 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import select
-import signal
 import sys
-import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,8 +22,8 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.forked_copy import Proof, caught, in_a_copy, restored
 from labkit.elastic.loading import Samples, check_length, generator_state, seed_all
-from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
 from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program, hook_name
 from labkit.elastic.server.optimizers import TORCH
@@ -60,22 +54,10 @@ NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
 MOST_NAMED: Final = 3
 """Attributes that a line names."""
-PROOF: Final = "proof/"
-"""Beginning of the mark of processes that a program starts in a copy."""
 NO_FORK: Final = "fork-based multiprocessing"
 """In torch's error where a process that has used a GPU's threads was forked."""
 
 Gradient = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What was found."""
-
-    summary: str
-    """One line: what was checked, or why nothing was."""
-    fault: str = ""
-    """What would train another model, in one line; empty: nothing."""
 
 
 def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
@@ -88,8 +70,8 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
         return "nothing was proved: proof='off'"
     report = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
     if NO_FORK in report.summary:
-        with _restored():
-            report = _caught(lambda: _Checks(None, pickled, spec).run())
+        with restored():
+            report = caught(lambda: _Checks(None, pickled, spec).run())
     if report.fault and how == REFUSE:
         raise InputError(report.fault)
     return f"differs: {report.fault}" if report.fault else report.summary
@@ -225,8 +207,7 @@ class _Checks:
             samples = self._samples(place[1], step=place[0])
             _set_buffers(program.model, buffers)
             rows.append(_backward(program, partial(loss, samples, place)))
-        self._changing = [name for name, value in _attributes(program).items() if before.get(name, value) != value]
-        self._changing += getattr(program.loss, "changed", ())  # by the body of a script's loop
+        self._changing = _changes(before, program)
         check_length(program.data, self._spec.n_samples)
         _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
@@ -250,9 +231,14 @@ class _Checks:
 
     def _pickling(self, own: Program, loaded: Program) -> str:
         """Return how a gradient of the model differs after it was pickled and loaded; "" if no bit does."""
+        attributes = _attributes(own)
         before, after = (self._gradients(program, self._samples(0), 0)[0] for program in (own, loaded))
-        for (name, _), a, b in zip(trained(own.model), before, after, strict=True):
+        for i, (name, _) in enumerate(trained(own.model)):
+            a, b = before[i], after[i]
             if not np.array_equal(a, b, equal_nan=True):
+                if not np.array_equal(a, self._gradients(own, self._samples(0), 0)[0][i], equal_nan=True):
+                    self._changing = _changes(attributes, own)
+                    return f"the same samples have another gradient of '{name}' the second time: {self._about_state()}"
                 return (
                     f"the gradient of '{name}' is another one after the program was pickled for its workers "
                     f"(norm {np.linalg.norm(a):.4g} before, {np.linalg.norm(b):.4g} after): what it depends on is lost "
@@ -484,8 +470,13 @@ def _set_buffers(model: Any, kept: Mapping[str, Any]) -> None:
 
 
 def _attributes(program: Program) -> dict[str, Any]:
-    """Return numbers, tensors' numbers and lengths that modules, loss and data have as attributes, by name."""
+    """Return numbers, tensors' numbers and lengths that modules, loss and data have as attributes, by name.
+
+    Of a script those of the files beside it, too.
+    """
     holders = {name: vars(module) for name, module in program.model.named_modules()}
+    beside = getattr(getattr(program.loss, "script", None), "beside", ())
+    holders |= {name: vars(sys.modules[name]) for name in beside if name in sys.modules}
     holders |= {"loss": _variables(program.loss), "data": getattr(program.data, "__dict__", {})}
     holders["data"] = {**holders["data"], **getattr(holders["data"].get("dataset"), "__dict__", {})}
     return {
@@ -494,6 +485,14 @@ def _attributes(program: Program) -> dict[str, Any]:
         for key, value in values.items()
         if key != "training" and not key.startswith("__") and (state := _state(value)) is not None
     }
+
+
+def _changes(before: Mapping[str, Any], program: Program) -> list[str]:
+    """Return the names of attributes that have changed, and of variables that the body of a script's loop changes."""
+    now = _attributes(program)
+    return [name for name, value in now.items() if before.get(name, value) != value] + [
+        *getattr(program.loss, "changed", ())
+    ]
 
 
 def _variables(function: Any) -> dict[str, Any]:
@@ -615,85 +614,3 @@ def buffer_shapes(
     own = set(per_shard)
     wanted = [name for name in known if name in own or name in names]
     return [(name, ((n_shards,) if name in own else ()) + tuple(known[name].shape)) for name in wanted]
-
-
-# --- a copy of this process
-
-
-def in_a_copy(work: Callable[[], Proof], *, timeout_s: float) -> Proof:
-    """Do something in a forked child; its output is dropped, and what it started ends with it."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other threads of this process may hold locks: then the time runs out
-        pid = os.fork()
-    if not pid:
-        _be_copy(work, writer)
-    os.close(writer)
-    try:
-        raw = _read(reader, timeout_s=timeout_s)
-    finally:
-        os.close(reader)
-        os.kill(pid, signal.SIGKILL)  # it is a child that nobody has waited for
-        end_offspring(pid, f"{PROOF}{pid}")
-        _, status = os.waitpid(pid, 0)
-    if raw is None:
-        return Proof(f"nothing was proved: one step in a copy of this process took more than {timeout_s:g} s")
-    if not raw:
-        return Proof(f"nothing was proved: a copy of this process ended with code {os.waitstatus_to_exitcode(status)}")
-    return Proof(**json.loads(raw))
-
-
-def _be_copy(work: Callable[[], Proof], writer: int) -> None:
-    """Work, send what was found, and end, whatever happens."""
-    try:
-        os.setsid()
-        os.environ[MARK] = f"{PROOF}{os.getpid()}"
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
-        report = _caught(work)
-        data = json.dumps({"summary": report.summary, "fault": report.fault}).encode()
-        while data:
-            data = data[os.write(writer, data) :]
-    finally:
-        os._exit(0)
-
-
-def _caught(work: Callable[[], Proof]) -> Proof:
-    try:
-        return work()
-    except ChangedError as error:
-        return Proof("", str(error))
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Proof(f"nothing was proved: the program raised {why}")
-
-
-def _read(reader: int, *, timeout_s: float) -> bytes | None:
-    """Return the output of a child until it closes its end; None if that takes too long."""
-    until_s, received = time.monotonic() + timeout_s, b""
-    readable = select.poll()
-    readable.register(reader, select.POLLIN)
-    while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
-        data = os.read(reader, 1 << 16)
-        if not data:
-            return received
-        received += data
-    return None
-
-
-@contextlib.contextmanager
-def _restored() -> Iterator[None]:
-    import random  # noqa: TID251 - users' data may draw from it
-
-    import torch
-
-    n_threads, kept, drawn = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(n_threads)
-        random.setstate(kept)
-        np.random.set_state(drawn)  # noqa: NPY002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import linecache
+import multiprocessing
 import os
 import signal
 import sys
@@ -178,6 +179,7 @@ class Script:
     def start(self, *, starting: bool) -> LoopLoss:
         """Run it up to its loop, in a thread of its own; InputError if it raises, or has no loop."""
         turns, main = Turns(), sys.modules["__main__"]
+        method = multiprocessing.get_start_method(allow_none=True)
         thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
         try:
             with command_line_of(self.path, self.args), ExitStack() as quiet:
@@ -189,6 +191,8 @@ class Script:
             raise InputError(error_text(error, self.path)) from error
         finally:
             sys.modules["__main__"] = main
+            if multiprocessing.get_start_method(allow_none=True) is None:
+                multiprocessing.set_start_method(method, force=True)
         if isinstance(found, Left):
             raise InputError(f"{self.path} came to its end without a loop over labkit.elastic(...); expected one.")
         return LoopLoss(self if self.beside else self._with_modules(), found, turns)
@@ -203,6 +207,7 @@ class Script:
         folder = str(Path(self.path).parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
+        multiprocessing.set_start_method(None, force=True)  # a script may set it, each time that it runs
         signal.signal = _set_handler  # type: ignore[assignment]
         _install_source_finder(self.beside)
         linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path

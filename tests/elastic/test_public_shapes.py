@@ -562,7 +562,7 @@ TOLD: dict[str, tuple[Callable[[], Case], str]] = {
     ),
     "a normalization of one's own": (
         lambda: case(Honest(normed=True)),
-        "in training mode Honest sees one shard, as BatchNorm does",
+        "in training mode Honest sees one shard at a time, as",
     ),
     "power iterations": (
         lambda: case(nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 2))),

@@ -125,7 +125,8 @@ def test_a_body_reads_the_learning_rate_of_its_update(tmp_path: Path, monkeypatc
 def test_the_command_trains_a_script_with_its_arguments_and_lets_it_go_on_once(tmp_path: Path) -> None:
     parser = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', type=float)\n"
     text = SCRIPT.replace("import time\n", f"{parser}rate = parser.parse_args().rate + 0\nimport time\n")
-    handles = "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"
+    methods = "import signal, torch\ntorch.multiprocessing.set_start_method('spawn')\n"
+    handles = f"{methods}signal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"
     then = "import os, sys\nassert sys.argv[1:] == ['--rate', '0.1'], sys.argv\nos.kill(os.getpid(), signal.SIGUSR2)\n"
     script = write(tmp_path, f"{handles}{text}\n{then}")
     words = "--steps", "5", "--workers", "2", "--json", "--", "--rate", "0.1"
@@ -135,6 +136,7 @@ def test_the_command_trains_a_script_with_its_arguments_and_lets_it_go_on_once(t
     assert done.stderr.count("after the loop") == 1
     assert done.stderr.count("the script's handler of SIGUSR2 runs in this process") == 1
     assert "handled" in done.stderr
+    assert "nothing was proved" not in done.stderr, "the script is run again for the proof, in the same process"
     state = torch.load(tmp_path / "state.pt")
     assert int(state["1.num_batches_tracked"]) == 5
 
@@ -263,6 +265,16 @@ def test_a_second_job_of_a_script_is_refused_before_the_first_one_trains(name: s
 def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -> None:
     own = read_training(write(tmp_path, SCRIPT.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")), seed=3)
     with pytest.raises(InputError, match=r"the model has SyncBatchNorm, and 4 shards: .*Expected shards=1"):
+        own.start(workers=1, servers=1)
+
+
+def test_a_generator_of_a_module_beside_the_script_is_named(tmp_path: Path) -> None:
+    """The script is run anew in each process: nothing of it is pickled, and the reason is another one."""
+    text = SCRIPT.replace("import width", "import rng, width").replace("model(x)", "model(x + rng.normal())")
+    script = write(tmp_path, text)
+    (tmp_path / "beside_the_loop.py").write_text("import numpy as np\nwidth, rng = 16, np.random.default_rng(0)\n")
+    own = read_training(script, seed=3)
+    with pytest.raises(InputError, match=r"gradient .* the second time: what beside_the_loop\.rng, rng counts"):
         own.start(workers=1, servers=1)
 
 
