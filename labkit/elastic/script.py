@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.core.errors import InputError
+from labkit.elastic.errors import ChangedError
 from labkit.elastic.script_loop import BATCH, SET_HANDLER, THREAD, Ended, HandlerRequest, Left, ScriptLoop, Turns
 
 if TYPE_CHECKING:
@@ -188,7 +189,13 @@ class Script:
                 thread.start()
                 found = turns.wait()
         except BaseException as error:
-            raise InputError(error_text(error, self.path)) from error
+            if starting:
+                raise InputError(error_text(error, self.path)) from error
+            raise ChangedError(
+                f"{error_text(error, self.path)}, where it is run again, as in each worker, but not where the job was "
+                "started. What comes before the loop must do so each time: os.makedirs(..., exist_ok=True); what is to "
+                "happen once comes behind `if job.starting:`."
+            ) from error
         finally:
             sys.modules["__main__"] = main
             if multiprocessing.get_start_method(allow_none=True) is None:

@@ -268,6 +268,16 @@ def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -
         own.start(workers=1, servers=1)
 
 
+def test_what_a_script_can_do_once_alone_is_refused_before_workers_fail_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path, f"import os{SCRIPT}".replace('print("before', "os.mkdir('out')\nprint(\"before"))
+    own = read_training(script, seed=3)
+    with pytest.raises(InputError, match=r"script\.py, line \d+: FileExistsError.*exist_ok=True.*job\.starting"):
+        own.start(workers=1, servers=1)
+
+
 def test_a_generator_of_a_module_beside_the_script_is_named(tmp_path: Path) -> None:
     """The script is run anew in each process: nothing of it is pickled, and the reason is another one."""
     text = SCRIPT.replace("import width", "import rng, width").replace("model(x)", "model(x + rng.normal())")
