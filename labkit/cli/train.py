@@ -41,9 +41,7 @@ def train(
     ],
     args: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Arguments that a file of your own finds in sys.argv, behind `--`.", metavar="[-- ARGS...]"
-        ),
+        typer.Argument(help="Arguments that a file of your own finds in sys.argv, behind `--`.", metavar="ARGS"),
     ] = None,
     workers: Annotated[int, typer.Option(help="Number of workers at the start.")] = 2,
     servers: Annotated[int, typer.Option(help="Number of parameter servers at the start.")] = 2,
@@ -290,7 +288,8 @@ def _auto(
     cores: float | None, workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a model that finds its own resources."""
-    from labkit.elastic.own_training import OF_CATALOGUE, has_loop, is_file
+    from labkit.elastic.own_training import OF_CATALOGUE, is_file
+    from labkit.elastic.script_text import has_loop
     from labkit.testbed.run.training import TrainingTable
 
     refuse_with_auto(context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, islice
 from typing import Any, Final
@@ -70,7 +70,6 @@ class BodyCheck:
         self._skipped = {id(each) for each in (data, getattr(data, "dataset", None), *skipped)}
         self._modules = list(model.named_modules())
         self._params = list(model.named_parameters())
-        self._modes = self._now()
         self._hidden: list[tuple[str, Any, Any]] = []
         those = [one_or_several(each) for each in training]
         self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
@@ -97,8 +96,7 @@ class BodyCheck:
         samples = self._of_samples()
         self._check_between(before)
         versions = self._hide_gradients()
-        modes_stay = nullcontext() if modes == self._modes else _keeping_modes()
-        with without_scaler(), _without_steps(), modes_stay:
+        with without_scaler(), _without_steps():
             yield
         self._take_gradients(versions)
         now = _variables() if variables else {}
@@ -443,16 +441,3 @@ def _without_steps() -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _keeping_modes() -> Iterator[None]:
-    """Let `train()` and `eval()` have no effect: the proof looks at the body in modes of its own."""
-    from torch import nn
-
-    train = nn.Module.train
-    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
-    try:
-        yield
-    finally:
-        nn.Module.train = train  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -391,7 +391,7 @@ class _Checks:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
         _set_buffers(program.model, self._buffers)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler():
+        with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler(), _keeping_modes():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         self._halves |= rows.has_halves
         return parts._replace(loss=checked(parts.loss))
@@ -524,6 +524,19 @@ def divisor(weights: Sequence[float | None]) -> float:
     (2.0, 8.0, 1.0)
     """
     return (float(len(weights)) if weights[0] is None else sum(weight or 0.0 for weight in weights)) or 1.0
+
+
+@contextlib.contextmanager
+def _keeping_modes() -> Iterator[None]:
+    """Let `train()` and `eval()` have no effect: the proof looks at a loss in modes of its own."""
+    from torch import nn
+
+    train = nn.Module.train
+    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
+    try:
+        yield
+    finally:
+        nn.Module.train = train  # type: ignore[method-assign]
 
 
 def same_rows() -> contextlib.AbstractContextManager[Any]:
