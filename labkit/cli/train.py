@@ -39,6 +39,10 @@ def train(
             "or one of `labkit.elastic.models.available()`, or the start of its name."
         ),
     ],
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(help="Arguments that a file of your own finds in sys.argv, behind `--`.", metavar="ARGS"),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Number of workers at the start.")] = 2,
     servers: Annotated[int, typer.Option(help="Number of parameter servers at the start.")] = 2,
     steps: Annotated[
@@ -203,8 +207,8 @@ def train(
             "width": width, "samples": samples, "seed": seed, "batch": batch, "optimizer": optimizer, "lr": lr,
             "lease_s": lease_s, "save_every": save_every,
         }  # fmt: skip
-        _auto(context, model, table, steps=steps, cores=cores, workers=workers, servers=servers, runs=runs,
-              history=history, as_json=as_json)  # fmt: skip
+        _auto(context, model, table, args=args or (), steps=steps, cores=cores, workers=workers, servers=servers,
+              runs=runs, history=history, as_json=as_json)  # fmt: skip
         return
     _refuse_without_auto(model, cores=cores, history=history, runs=runs)
     from labkit.elastic.controller.controller_state import checked_strategy
@@ -216,7 +220,7 @@ def train(
     requests = [ScaleRequest.parse(line) for line in at or ()]
     typed = _typed(context)
     with _printing(as_json):
-        name, training = _training(model, typed, width=width, samples=samples, seed=seed)
+        name, training = _training(model, typed, args=args or (), width=width, samples=samples, seed=seed)
     steps = training.options.get("steps", STEPS) if steps is None else steps
     how = {
         "batch": batch, "workers": workers, "servers": servers, "shards": shards, "optimizer": optimizer, "seed": seed,
@@ -231,7 +235,7 @@ def train(
         training, steps=steps, validate_every=validate_every, patience=patience, metric=metric, best=best, typed=typed
     )
     if verify:
-        _verify(name, training, arguments, steps=min(steps, VERIFIED_STEPS), file=Path(model), seed=seed)
+        _verify(name, training, arguments, steps=steps, file=Path(model), args=args or (), seed=seed)
     _refuse_unwritable_files(out, log_csv, tensorboard)
     arguments |= {"steps": steps} if validate is None else {"steps": steps, "validate": validate}
     job = training.start(**arguments)
@@ -255,7 +259,8 @@ def _printing(as_json: bool) -> AbstractContextManager[Any]:
 
 
 def _verify(
-    name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int, file: Path, seed: int
+    name: str, training: OwnTraining, arguments: Mapping[str, Any], *, steps: int, file: Path, args: Sequence[str],
+    seed: int,
 ) -> None:  # fmt: skip
     """Print what a few steps show; exit code 1 if something differs."""
     from labkit.elastic import verification
@@ -268,9 +273,9 @@ def _verify(
     def findings() -> Iterator[verification.Verified]:
         """Yield what a job refuses first."""
         verified = verification.VerifiedTraining(training.model, training.data, training.loss, options)
-        yield from verification.verify(verified, steps=steps)
+        yield from verification.verify(verified, steps=min(steps, VERIFIED_STEPS))
         if is_file(str(file)):
-            yield verification.hash_seeds(file, seed=seed)
+            yield verification.hash_seeds(file, seed=seed, args=args)
 
     for finding in findings():
         print(f"{name}: {finding.line}{'' if finding.right else ' (not as it should be)'}", flush=True)
@@ -279,14 +284,16 @@ def _verify(
 
 
 def _auto(
-    context: typer.Context, model: str, table: Mapping[str, Any], *, steps: int | None, cores: float | None,
-    workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
+    context: typer.Context, model: str, table: Mapping[str, Any], *, args: Sequence[str], steps: int | None,
+    cores: float | None, workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Train a model that finds its own resources."""
-    from labkit.elastic.own_training import OF_CATALOGUE, has_loop, is_file
+    from labkit.elastic.own_training import OF_CATALOGUE, is_file
+    from labkit.elastic.script_text import has_loop
     from labkit.testbed.run.training import TrainingTable
 
     refuse_with_auto(context)
+    _refuse_args(model, args)
     if is_file(model):
         typed = _typed(context)
         _refuse_of_catalogue(model, typed)
@@ -295,7 +302,7 @@ def _auto(
         table = {name: value for name, value in table.items() if name not in OF_CATALOGUE and name in typed}
     train_auto(
         model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
-        training=TrainingTable(**table), runs=runs or Path("runs"), history=history, as_json=as_json,
+        training=TrainingTable(**table), runs=runs or Path("runs"), history=history, args=args, as_json=as_json,
     )  # fmt: skip
 
 
@@ -312,17 +319,27 @@ def _typed(context: typer.Context) -> set[str]:
     return {name for name in named if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
 
 
-def _training(model: str, typed: set[str], *, width: float, samples: int, seed: int) -> tuple[str, OwnTraining]:
+def _training(
+    model: str, typed: set[str], *, args: Sequence[str], width: float, samples: int, seed: int
+) -> tuple[str, OwnTraining]:
     """Return name, model, data and loss of what is to be trained."""
     from labkit.elastic.own_training import catalogued, is_file, read_training
 
+    _refuse_args(model, args)
     if not is_file(model):
         from labkit.elastic import models
 
         name = models.size_of(model, width=width).name
         return name, catalogued(name, width=width, samples=samples, seed=seed)
     _refuse_of_catalogue(model, typed)
-    return Path(model).stem, read_training(Path(model), seed=seed)
+    return Path(model).stem, read_training(Path(model), seed=seed, args=args)
+
+
+def _refuse_args(model: str, args: Sequence[str]) -> None:
+    from labkit.elastic.own_training import is_file
+
+    if args and not is_file(model):
+        raise InputError(f"'{args[0]}' behind {model}: a model of the catalogue takes no arguments; expected options.")
 
 
 def _refuse_of_catalogue(model: str, typed: set[str]) -> None:
@@ -452,8 +469,8 @@ def _sentence(name: str, result: Result) -> str:
 
 
 TAKES: Final = (
-    "model", "workers", "servers", "steps", "auto", "cores", "history", "batch", "optimizer", "lr", "width", "samples",
-    "save_every", "lease_s", "runs", "seed", "as_json",
+    "model", "args", "workers", "servers", "steps", "auto", "cores", "history", "batch", "optimizer", "lr", "width",
+    "samples", "save_every", "lease_s", "runs", "seed", "as_json",
 )  # fmt: skip
 """Options of `labkit train` that go with --auto."""
 

@@ -47,6 +47,17 @@ class Samples:
         self._order_of: Callable[[int, int], Order] | None = getattr(data, "order", None)
         self._orders: dict[int, Order] = {}
         self._data, self._epoch = data, -1
+        self._by_epoch, self._begun = [] if isinstance(data, StreamData) else with_epochs(data), -1
+
+    def begin(self, epoch: int) -> None:
+        """Have the dataset set an epoch, with random numbers that depend on seed and epoch alone."""
+        if epoch == self._begun or not self._by_epoch:
+            return
+        states, self._begun = random_states(), epoch
+        seed_all(int(np.random.SeedSequence((self._spec.seed, epoch)).generate_state(1)[0]))
+        for each in self._by_epoch:
+            each.set_epoch(epoch)
+        set_states(states)
 
     def between(self, start: int, end: int, epoch: int) -> NDArray[np.int64]:
         """Return the samples at positions `start` to before `end` of an epoch's order."""
@@ -66,13 +77,21 @@ class Samples:
         return np.asarray(self._orders[epoch][start:end], np.int64)
 
     def of(self, step: int, leaf: int, *, n_shards: int | None = None) -> list[int]:
-        """Return the samples of one logical shard of a step."""
+        """Return the samples of one logical shard of a step, and have the dataset set the epoch of the step."""
         spec = self._spec
         found = samples_of(
             step, leaf, n_samples=spec.n_samples, batch=spec.batch, n_shards=n_shards or spec.n_shards,
             seed=spec.seed, between=self.between,
         )  # fmt: skip
+        self.begin(spec.epoch_of(step))
         return found.tolist()  # type: ignore[no-any-return]
+
+
+def with_epochs(data: Any) -> list[Any]:
+    """Return the datasets of a job's data, or within it, that have `set_epoch`."""
+    inner = [getattr(data, name, None) for name in ("dataset", "samples")] + list(getattr(data, "datasets", None) or ())
+    own = [data] if hasattr(data, "set_epoch") else []
+    return own + [found for each in inner if each is not None and each is not data for found in with_epochs(each)]
 
 
 def check_length(data: Any, n: int) -> None:
@@ -88,6 +107,35 @@ def check_length(data: Any, n: int) -> None:
 
 
 @dataclass
+class WorkerInit:
+    """The `worker_init_fn` of a DataLoader, called once in each process that loads, as of the only one.
+
+    What it draws or seeds has no effect: random numbers of samples depend on the job's seed alone.
+    """
+
+    function: Callable[[int], object] | None
+    dataset: Any
+    _pid: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pid": 0}
+
+    def __call__(self) -> None:
+        """Call it, unless this process has done so."""
+        from torch.utils.data._utils import worker
+
+        if self.function is None or self._pid == os.getpid():
+            return
+        states, told, self._pid = random_states(), worker._worker_info, os.getpid()
+        try:
+            worker._worker_info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=self.dataset)
+            self.function(0)
+        finally:
+            worker._worker_info = told
+            set_states(states)
+
+
+@dataclass
 class LoaderData:
     """The samples of a DataLoader: its dataset, its function that makes a batch, and its sampler."""
 
@@ -96,6 +144,8 @@ class LoaderData:
     """`dataset` and `collate`: as the loader has them."""
     sampler: Any = None
     """Object: None: all samples, in an order of the job's."""
+    init: Callable[[], object] = bool
+    """Called before each batch."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None:
@@ -106,6 +156,7 @@ class LoaderData:
 
     def fetch(self, indices: Sequence[int]) -> Any:
         """Return a batch."""
+        self.init()
         many = getattr(self.dataset, "__getitems__", None)
         return self.collate(many(list(indices)) if many is not None else [self.dataset[i] for i in indices])
 
@@ -155,15 +206,16 @@ class Loading:
             )
         if batch is not None and batch != data.batch_size:
             raise InputError(f"batch is {batch}, the DataLoader's batch_size {data.batch_size}; expected one of them.")
+        init = WorkerInit(data.worker_init_fn if data.num_workers else None, data.dataset)
         if isinstance(data.dataset, IterableDataset):
-            stream = StreamData(data.dataset, data.collate_fn)
+            stream = StreamData(data.dataset, data.collate_fn, init)
             return cls(stream, data.batch_size, shuffle, max(loaders, data.num_workers))
         sampler: Any = data.sampler
         plain = type(sampler) is SequentialSampler
         random_once = isinstance(sampler, RandomSampler) and not sampler.replacement
         usual = plain or (random_once and len(sampler) == len(sampler.data_source))
         return cls(
-            LoaderData(data.dataset, data.collate_fn, None if usual else sampler), data.batch_size,
+            LoaderData(data.dataset, data.collate_fn, None if usual else sampler, init), data.batch_size,
             shuffle and not plain, max(loaders, data.num_workers),
         )  # fmt: skip
 
@@ -179,6 +231,8 @@ class StreamData:
     dataset: Any
     collate: Callable[[list[Any]], Any]
     """`dataset` and `collate`: as a DataLoader has them."""
+    init: Callable[[], object] = bool
+    """Called before each batch."""
     _coming: Iterator[Any] | None = None
     _next: int = 0
     _pass: int = 0
@@ -192,7 +246,7 @@ class StreamData:
             return ENDLESS
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "collate": self.collate}
+        return {"dataset": self.dataset, "collate": self.collate, "init": self.init}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -206,6 +260,7 @@ class StreamData:
         """Return a batch."""
         from torch.utils.data._utils import worker
 
+        self.init()
         outside, told, worker._worker_info = random_states(), worker._worker_info, None
         try:
             if self._coming is None or indices[0] < self._next:
@@ -299,6 +354,7 @@ class Loader:
             self._loader = DataLoader(
                 _places(self), batch_size=None, sampler=_Upcoming(self), num_workers=self.n, prefetch_factor=AHEAD,
                 persistent_workers=True, worker_init_fn=be_loader, collate_fn=_as_it_is,
+                multiprocessing_context="fork",  # whatever a script has set: samples and program are not pickled
             )  # fmt: skip
         return iter(self._loader)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, islice
 from typing import Any, Final
@@ -17,6 +17,7 @@ import numpy as np
 
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loading import generator_state
+from labkit.elastic.script_text import carried
 from labkit.elastic.worker.forward import without_scaler
 
 DEPTH: Final = 3
@@ -51,8 +52,10 @@ class BodyCheck:
         The model of the loop.
     training : sequence
         Its optimizers, and its schedulers: one, several, or neither.
+    data : object
+        Its samples; that they stay as they are is looked at each time.
     skipped : object
-        Objects that are not looked at: the loop, its samples.
+        Objects that are not looked at: the loop.
 
     Attributes
     ----------
@@ -62,30 +65,38 @@ class BodyCheck:
         Bodies that were looked at.
     """
 
-    def __init__(self, model: Any, training: Any, *skipped: Any) -> None:
-        self._model, self._skipped = model, {id(each) for each in skipped}
+    def __init__(self, model: Any, training: Any, data: Any, *skipped: Any) -> None:
+        self._model = model
+        self._skipped = {id(each) for each in (data, getattr(data, "dataset", None), *skipped)}
         self._modules = list(model.named_modules())
         self._params = list(model.named_parameters())
-        self._was_training = model.training
         self._hidden: list[tuple[str, Any, Any]] = []
         those = [one_or_several(each) for each in training]
         self._optimizers = [each for each in those[0] if hasattr(each, "param_groups")]
         self._schedulers = [each for each in those[1] if hasattr(each, "last_epoch")]
+        wholes = [(name, getattr(data, name, data)) for name in ("sampler", "dataset")]
+        parts = (pair for whole in wholes for pair in _parts(*whole, DEPTH - 1))
+        self._samples = {id(part): (name, part) for name, part in parts}.values()
         self._owned = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
         self._shapes = {tuple(p.shape) for p in model.parameters() if p.requires_grad}
         self.n, self._next, self._names = 0, ALL_OF_FIRST, frozenset[str]()
         self._last: dict[str, Any] = {}
+        self._carried: dict[str, Any] = {}
         self.changed: list[str] = []
 
-    def around(self) -> Iterator[None]:
-        """Yield to one body; raise ChangedError for what would be another training in a job."""
-        variables = self._compared()
+    def around(self, *, last: bool = False) -> Iterator[None]:
+        """Yield to one body; raise ChangedError for what would be another training in a job.
+
+        `last`: of the last update, when all variables are compared once more.
+        """
+        variables = self._compared(last=last)
+        self._check_carried(variables)
         known = {name: value for name, value in variables.items() if name in self._names}
         before, options, hooks, modes = self._tokens_of(known), self._options(), self._hooks(), self._now()
+        samples = self._of_samples()
         self._check_between(before)
         versions = self._hide_gradients()
-        modes_stay = nullcontext() if self._model.training == self._was_training else _keeping_modes()
-        with without_scaler(), _without_steps(), modes_stay:
+        with without_scaler(), _without_steps():
             yield
         self._take_gradients(versions)
         now = _variables() if variables else {}
@@ -95,9 +106,11 @@ class BodyCheck:
         for name, token in before.items():
             if after.get(name, token) != token and name not in self.changed:
                 self._refuse_or_keep(name, token, after[name])
+        self._check_carried(now)
         replaced = (name for name in now if name in variables and self._is_replaced(name, variables[name], now[name]))
         self.changed += [name for name in replaced if name not in self.changed]
         self._check_options(options)
+        self._check_samples(samples)
         self._check_modes(modes)
         if self._hooks() != hooks:
             raise ChangedError(
@@ -106,9 +119,9 @@ class BodyCheck:
             )
         self.n += 1
 
-    def _compared(self) -> dict[str, Any]:
+    def _compared(self, *, last: bool) -> dict[str, Any]:
         """Return the variables to compare after this body; none of most."""
-        if ALL_OF_FIRST < self.n < self._next:
+        if ALL_OF_FIRST < self.n < self._next and not last:
             return {}
         self._next = max(self._next, int(self.n * RARER) + 1)
         variables = _variables()
@@ -134,6 +147,38 @@ class BodyCheck:
             in_place = written and last[1] == token[1] and token[2] > last[2]
             if (in_place or (token[0] == "attribute" and token != last)) and name not in self.changed:
                 self._refuse_or_keep(name, last, token)
+
+    def _check_carried(self, variables: Mapping[str, Any]) -> None:
+        """Look at what bodies make anew of its earlier value, such as `average = 0.9 * average + 0.1 * weight`."""
+        if not variables:
+            return
+        now = {name: variables[name] for name in carried(*_place_of_loop()) if name in variables}
+        for name, value in now.items():
+            if self._carried.get(name, value) is not value:
+                for part, token in self._tokens(name, value):
+                    if token[0] == "weights":
+                        self._refuse_or_keep(part, token, token)
+                self.changed += [name] if name not in self.changed else []
+        self._carried = now
+
+    def _of_samples(self) -> dict[str, Any]:
+        """Return what shows whether attributes of the dataset, and of what it consists of, have changed."""
+        return {
+            f"{name}.{key}": _writes(value)
+            for name, part in self._samples
+            for key, value in vars(part).items()
+            if not (key == "epoch" and hasattr(part, "set_epoch"))  # which the job has set before the body
+        }
+
+    def _check_samples(self, before: Mapping[str, Any]) -> None:
+        now = self._of_samples()
+        for name in now:
+            if before.get(name) != now[name]:
+                raise ChangedError(
+                    f"the body of the loop changes {name}: each worker and loader has a dataset of its own, and loads "
+                    "samples ahead. Expected set_epoch(epoch) of the dataset or sampler, which all of them call at the "
+                    "beginning of an epoch."
+                )
 
     def _options(self) -> tuple[list[list[dict[str, Any]]], list[int]]:
         """Return the options of the job's optimizers, and the steps of its schedulers."""
@@ -226,7 +271,7 @@ class BodyCheck:
             yield from _options_of(name, value)
         elif depth or isinstance(value, torch.nn.Module):
             for key, each in _entries(value):
-                yield from self._tokens(f"{name}{key}", each, depth - 1)
+                yield from self._tokens(f"{name}{key}", each, max(depth - 1, 0))
 
     def _of_tensor(self, tensor: Any) -> Any:
         import torch
@@ -243,19 +288,51 @@ def one_or_several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def _variables() -> dict[str, Any]:
-    """Return the variables of the functions that go through the loop, and of the script's module, by name."""
-    found: dict[str, Any] = {}
+def _frames() -> Iterator[Any]:
+    """Yield the frames of the functions that go through the loop, up to the script's module."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package != "labkit" and "site-packages" not in frame.f_code.co_filename:
-            found = {**frame.f_locals, **found}
+            yield frame
             if frame.f_globals.get("__name__") == "__main__":
-                found = {**frame.f_globals, **found}
-                break
+                return
         frame = frame.f_back
+
+
+def _variables() -> dict[str, Any]:
+    """Return the variables of the functions that go through the loop, and of the script's module, by name."""
+    found: dict[str, Any] = {}
+    for frame in _frames():
+        found = {**frame.f_locals, **found}
+        if frame.f_globals.get("__name__") == "__main__":
+            found = {**frame.f_globals, **found}
     return {name: value for name, value in found.items() if not name.startswith("_")}
+
+
+def _place_of_loop() -> tuple[str, int]:
+    """Return the file and the line at which a script goes through the loop."""
+    frame = next(_frames(), None)
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _parts(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a dataset, a loader or a sampler consists of, with names."""
+    import torch
+
+    module, _, rest = type(value).__module__.partition(".")
+    known = module in NOT_OF_USERS and not rest.startswith("utils.data")
+    if not known and not isinstance(value, torch.nn.Module | type) and hasattr(value, "__dict__"):
+        yield name, value
+        for key, each in list(vars(value).items())[:MOST_ENTRIES] if depth else ():
+            yield from _parts(f"{name}.{key}", each, depth - 1)
+
+
+def _writes(value: Any) -> tuple[Any, Any, Any]:
+    """Return what shows whether an attribute is another object, or a tensor or list that was written to."""
+    plain = isinstance(value, bool | int | float | str)
+    n = len(value) if isinstance(value, list | set) else None
+    return value if plain else id(value), getattr(value, "_version", None), n
 
 
 def _plain(value: Any) -> tuple[str, Any]:
@@ -300,7 +377,9 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
     import torch
 
     if isinstance(value, torch.nn.Module):
-        return [(f".{key}", each) for key, each in (*value.named_parameters(), *value.named_buffers())]
+        own = [(key, each) for key, each in vars(value).items() if not key.startswith("_")]
+        own = [(key, each) for key, each in own if isinstance(each, torch.Tensor | Mapping | list)]
+        return [(f".{key}", each) for key, each in (*value.named_parameters(), *value.named_buffers(), *own)]
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", each) for key, each in list(value.items())[:MOST_ENTRIES]]
     if isinstance(value, list | tuple):
@@ -362,16 +441,3 @@ def _without_steps() -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _keeping_modes() -> Iterator[None]:
-    """Let `train()` and `eval()` have no effect: the proof looks at the body in evaluation mode."""
-    from torch import nn
-
-    train = nn.Module.train
-    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
-    try:
-        yield
-    finally:
-        nn.Module.train = train  # type: ignore[method-assign]

@@ -5,17 +5,17 @@ This is the one form for `labkit train`, `labkit train --auto`, `labkit deploy -
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
-from labkit.elastic.script_loop import LoopLoss, Script, line_of
+from labkit.elastic.script import LoopLoss, Script, command_line_of, line_of
+from labkit.elastic.script_text import has_loop
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,13 +131,15 @@ class OwnTraining:
 
 
 def train(
-    model: nn.Module | str | Path, data: Any = None, loss: Any = None, **options: Unpack[JobOptions]
+    model: nn.Module | str | Path, data: Any = None, loss: Any = None, *, args: Sequence[str] = (),
+    **options: Unpack[JobOptions],
 ) -> Result:  # fmt: skip
     """Train a model on parameter servers and workers in processes of their own; return when it is done.
 
     See `labkit.elastic.start` for the parameters; or a file of one's own, as for `labkit train`:
-    `train("mine.py", workers=3)`. What members print comes on stderr, with their names. An interrupt ends the job: its
-    state is saved, and a line on stderr has the folder and how to go on. A second interrupt ends it at once.
+    `train("mine.py", workers=3, args=["--epochs", "3"])`. What members print comes on stderr, with their names. An
+    interrupt ends the job: its state is saved, and a line on stderr has the folder and how to go on. A second interrupt
+    ends it at once.
 
     Raises
     ------
@@ -147,7 +149,7 @@ def train(
         If the job fails.
     """
     if isinstance(model, str | Path):
-        training = read_training(Path(model), seed=options.get("seed", 0))
+        training = read_training(Path(model), seed=options.get("seed", 0), args=args)
     else:
         training = OwnTraining(model, data, loss)
     with training.start(**options) as job:
@@ -220,7 +222,7 @@ def validation_of(
     )  # fmt: skip
 
 
-def read_training(path: Path, *, seed: int) -> OwnTraining:
+def read_training(path: Path, *, seed: int, args: Sequence[str] = ()) -> OwnTraining:
     """Run a file, and return what it defines; a script with a loop of its own is run up to its loop.
 
     Parameters
@@ -229,6 +231,8 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
         The file.
     seed : int
         With which torch is seeded before the model is made.
+    args : sequence of str
+        Arguments that the file finds in `sys.argv`, in each process that runs it.
 
     Raises
     ------
@@ -238,9 +242,10 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
     import torch
 
     if has_loop(path):
-        return _of_loop(Script.of(path, seed=seed).start(starting=True))
+        return _of_loop(Script.of(path, seed=seed, args=args).start(starting=True))
     torch.manual_seed(seed)  # of what the file itself makes
-    return training_of(path, _executed(path), seed=seed)
+    with command_line_of(path, args):
+        return training_of(path, _executed(path), seed=seed)
 
 
 def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
@@ -266,22 +271,6 @@ def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
         kind = type(given["options"]).__name__
         raise InputError(f"{path}: options is a {kind}; expected a dict of arguments of start.")
     return OwnTraining(**given)
-
-
-def has_loop(path: Path) -> bool:
-    """Return whether a file is a script with a loop over `labkit.elastic(...)`."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return False  # `_executed` says what is wrong
-    called = [
-        item.context_expr.func
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With)
-        for item in node.items
-        if isinstance(item.context_expr, ast.Call)
-    ]
-    return any("elastic" in (getattr(each, "attr", ""), getattr(each, "id", "")) for each in called)
 
 
 def _of_loop(loss: LoopLoss) -> OwnTraining:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from labkit.core.errors import InputError
 from labkit.elastic.loading import Loading, Samples, seed_all
 from labkit.elastic.protocol.program import FLOAT32, Program, Spec
-from labkit.elastic.server.optimizers import OwnUpdate, optimizer
+from labkit.elastic.server.optimizers import OwnUpdate, in_turn, optimizer
 from labkit.elastic.shards.batches import check_batch
 from labkit.elastic.worker.forward import LossParts, backward, cast, checked, clock_of, parted
 from labkit.system.threads import one_thread
@@ -123,7 +123,7 @@ class Steppers:
             )
         if isinstance(given, str):
             given = _named(given, options, model)
-        made = given if isinstance(given, list | tuple) else [given]
+        made, self._turns = in_turn(given if isinstance(given, list | tuple) else [given])
         self._optimizers = [each if hasattr(each, "step") else each(model) for each in made]
         schedulers = options.get("scheduler") or []
         schedulers = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
@@ -136,7 +136,7 @@ class Steppers:
 
     def step(self, step: int) -> None:
         """Make update number `step`, from 0."""
-        self._optimizers[step % len(self._optimizers)].step()
+        self._optimizers[self._turns[step % len(self._turns)]].step()
         if (step + 1) % self._every == 0:
             for scheduler in self._schedulers:
                 scheduler.step()

@@ -9,15 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import select
-import signal
 import sys
-import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,10 +22,10 @@ from numpy.typing import NDArray
 from labkit.core.errors import InputError, unknown
 from labkit.elastic.controller.losses import NotFiniteError
 from labkit.elastic.errors import ChangedError
+from labkit.elastic.forked_copy import Proof, caught, in_a_copy, restored
 from labkit.elastic.loading import Samples, check_length, generator_state, seed_all
-from labkit.elastic.process.local_members import MARK, end_offspring
 from labkit.elastic.protocol.blocks import trained
-from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program
+from labkit.elastic.protocol.program import BF16, FLOAT32, FP16, Program, hook_name
 from labkit.elastic.server.optimizers import TORCH
 from labkit.elastic.worker.forward import (
     ForwardGuard,
@@ -54,26 +48,16 @@ MOST_S: Final = 60.0
 """Longest time for a proof, in seconds."""
 TOLERANCES: Final = {FLOAT32: 1e-3, BF16: 5e-2, FP16: 5e-2}
 """Relative difference of gradients that rounding explains, by precision."""
+SCALES: Final = (1e-3, 1.0, 1e3)
+"""Of gradients with which hooks are tried."""
 NOISE: Final = 4.0
 """Times the difference between two random seeds that a gradient which depends on random numbers may differ."""
 MOST_NAMED: Final = 3
 """Attributes that a line names."""
-PROOF: Final = "proof/"
-"""Beginning of the mark of processes that a program starts in a copy."""
 NO_FORK: Final = "fork-based multiprocessing"
 """In torch's error where a process that has used a GPU's threads was forked."""
 
 Gradient = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What was found."""
-
-    summary: str
-    """One line: what was checked, or why nothing was."""
-    fault: str = ""
-    """What would train another model, in one line; empty: nothing."""
 
 
 def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
@@ -86,8 +70,8 @@ def proved(program: Program, pickled: Path, spec: Spec, *, how: str) -> str:
         return "nothing was proved: proof='off'"
     report = in_a_copy(lambda: _Checks(program, pickled, spec).run(), timeout_s=min(MOST_S, spec.patience_s))
     if NO_FORK in report.summary:
-        with _restored():
-            report = _caught(lambda: _Checks(None, pickled, spec).run())
+        with restored():
+            report = caught(lambda: _Checks(None, pickled, spec).run())
     if report.fault and how == REFUSE:
         raise InputError(report.fault)
     return f"differs: {report.fault}" if report.fault else report.summary
@@ -106,6 +90,8 @@ class _Checks:
         self._untouched: list[str] = []
         self._changing: list[str] = []
         self._order: Samples | None = None
+        self._buffers: dict[str, Any] = {}
+        self._in_training = ""
 
     def run(self) -> Proof:
         """Return the report of all checks; the first difference ends them."""
@@ -122,12 +108,16 @@ class _Checks:
         fault = "" if self._given is None else self._pickling(own, loaded)  # first: data may count what it is asked for
         for module, training in modes:
             module.training = training
-        fault = fault or self._forward_pass(own) or self._synchronized(modes)
+        fault = fault or self._forward_pass(own) or self._synchronized(modes) or self._hooked(own)
         own.model.eval()
-        fault = fault or (self._sharding(own) if self._n_shards > 1 else "") or self._order_differs(own)
+        if self._n_shards > 1:
+            fault = fault or self._sharding(own) or self._sharding_in_training(own, modes)
+        fault = fault or self._order_differs(own)
+        own.model.eval()
         parts = [
             *(["pickling changes no bit of a gradient"] if self._given is not None else []),
             self._about_shards(own),
+            self._in_training,
             self._about_buffers(own),
             self._about_untouched(),
             self._about_changing(),
@@ -142,6 +132,28 @@ class _Checks:
             f"the model has SyncBatchNorm, and {self._n_shards} shards: they are computed apart, and none waits for "
             "the others' statistics. Expected shards=1, which has those of the whole batch; or nn.BatchNorm."
         )
+
+    def _hooked(self, program: Program) -> str:
+        """Return which hook of a parameter, as scripts may have, is not additive; "" if none of several shards is."""
+        import torch
+
+        if self._n_shards == 1:
+            return ""
+        of_parameters = (
+            (name, p, hook) for name, p in trained(program.model) for hook in (p._backward_hooks or {}).values()
+        )
+        for name, p, hook in of_parameters:
+            for scale in SCALES:
+                a, b = (scale * torch.randn_like(p) for _ in range(2))
+                made = [hook(each.clone()) for each in (a, b, a + b)]
+                left, right, both = (own if out is None else out for own, out in zip((a, b, a + b), made, strict=True))
+                if float((left + right - both).norm()) > TOLERANCES[FLOAT32] * float(both.norm() + left.norm()):
+                    return (
+                        f"parameter '{name}' has the hook {hook_name(hook)}, which makes of the sum of two gradients "
+                        f"another one than the sum of what it makes of each: it sees those of {self._n_shards} shards, "
+                        "one by one. Expected clip_value= or clip_norm=, which limit that of the batch; or shards=1."
+                    )
+        return ""
 
     def _about_buffers(self, program: Program) -> str:
         """Return what differs from one process for buffers that forward changes; BatchNorm has a line of its own."""
@@ -187,14 +199,15 @@ class _Checks:
         loss = SampleLoss(
             program, device="cpu", seed=self._spec.seed, precision=self._spec.precision, moving=self._spec.moving
         )
-        other = (0, 1) if self._n_shards > 1 else (1, 0)
+        other, order = (0, 1) if self._n_shards > 1 else (1, 0), self._ordered()
+        order.begin(0)
         before, buffers, rows = _attributes(program), {name: b.clone() for name, b in program.model.named_buffers()}, []
         for place in ((0, 0), other, (0, 0)):
+            order.begin(1)  # a worker that comes later begins with this one, and may go back to an earlier step
             samples = self._samples(place[1], step=place[0])
             _set_buffers(program.model, buffers)
             rows.append(_backward(program, partial(loss, samples, place)))
-        self._changing = [name for name, value in _attributes(program).items() if before.get(name, value) != value]
-        self._changing += getattr(program.loss, "changed", ())  # by the body of a script's loop
+        self._changing = _changes(before, program)
         check_length(program.data, self._spec.n_samples)
         _check_aliases(program.model)
         if all(np.array_equal(a, b, equal_nan=True) for a, b in zip(rows[0], rows[2], strict=True)):
@@ -218,9 +231,14 @@ class _Checks:
 
     def _pickling(self, own: Program, loaded: Program) -> str:
         """Return how a gradient of the model differs after it was pickled and loaded; "" if no bit does."""
+        attributes = _attributes(own)
         before, after = (self._gradients(program, self._samples(0), 0)[0] for program in (own, loaded))
-        for (name, _), a, b in zip(trained(own.model), before, after, strict=True):
+        for i, (name, _) in enumerate(trained(own.model)):
+            a, b = before[i], after[i]
             if not np.array_equal(a, b, equal_nan=True):
+                if not np.array_equal(a, self._gradients(own, self._samples(0), 0)[0][i], equal_nan=True):
+                    self._changing = _changes(attributes, own)
+                    return f"the same samples have another gradient of '{name}' the second time: {self._about_state()}"
                 return (
                     f"the gradient of '{name}' is another one after the program was pickled for its workers "
                     f"(norm {np.linalg.norm(a):.4g} before, {np.linalg.norm(b):.4g} after): what it depends on is lost "
@@ -259,6 +277,41 @@ class _Checks:
         """
         apart = self._differs(program, 2) or self._losses_differ(program)
         return self._outcome(program) if apart else ""
+
+    def _sharding_in_training(self, program: Program, modes: Sequence[tuple[Any, bool]]) -> str:
+        """Return how the gradients differ where modules of the user's own are in training mode; "" if they do not.
+
+        Layers of torch stay in evaluation mode: dropout, BatchNorm. Nothing more is done where a loss stays the same.
+        """
+        statistics = {name.rpartition(".")[0] for name in self._spec.moving}
+        modules = [(name, module) for name, module in program.model.named_modules() if not _is_layer_of_torch(module)]
+        own_statistics = [module for name, module in modules if name in statistics]
+        buffers = program.model.named_buffers()
+        self._buffers = {name: buffer.clone() for name, buffer in buffers if name in self._spec.moving}
+        try:
+            before = self._loss(program, self._samples(0), 0).loss
+            for module, training in modes:
+                module.training = training and not _is_layer_of_torch(module)
+            if before.equal(self._loss(program, self._samples(0), 0).loss):
+                return ""
+            self._in_training = "in training mode, too (dropout off)"
+            if not (fault := self._sharding(program)):
+                return ""
+            for module in own_statistics:
+                module.training = False
+            if not own_statistics or self._sharding(program):
+                return f"in training mode {fault}"
+        except ChangedError:
+            raise
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            self._in_training = f"not proved in training mode, which changes the loss: {why}"
+            return ""
+        names = ", ".join(dict.fromkeys(type(module).__name__ for module in own_statistics))
+        self._in_training = (
+            f"in training mode {names} sees one shard at a time, as BatchNorm does (shards=1: the batch)"
+        )
+        return ""
 
     def _combined(self, program: Program, n: int) -> tuple[Gradient, Gradient]:
         """Return the gradients of the first n shards combined as servers do, and that of their union."""
@@ -312,7 +365,10 @@ class _Checks:
         if apart <= TOLERANCES[FLOAT32]:
             what = f"the losses of {n} shards and that of their batch differ, their gradients do not"
             return f"{what}: {self._about_state()}"
-        batch_norm = any("BatchNorm" in type(module).__name__ for module in program.model.modules())
+        batch_norm = any(
+            "BatchNorm" in type(module).__name__ and not getattr(module, "track_running_stats", False)
+            for module in program.model.modules()
+        )
         hint = "; nn.BatchNorm sees one shard: shards=1, or nn.GroupNorm" if batch_norm else ""
         return (
             f"the loss is no plain mean over samples: {n} shards of {size} samples together do not have the gradient "
@@ -323,15 +379,19 @@ class _Checks:
 
     # --- gradients
 
-    def _samples(self, *leaves: int, step: int = 0) -> list[int]:
+    def _ordered(self) -> Samples:
         if self._order is None:
             self._order = Samples(self._own.data, self._spec)
-        return [i for leaf in leaves for i in self._order.of(step, leaf, n_shards=self._n_shards)]
+        return self._order
+
+    def _samples(self, *leaves: int, step: int = 0) -> list[int]:
+        return [i for leaf in leaves for i in self._ordered().of(step, leaf, n_shards=self._n_shards)]
 
     def _loss(self, program: Program, samples: Sequence[int], place: int) -> LossParts:
         seed_all(hash((self._spec.seed, 0, place)) & 0x7FFFFFFF)
+        _set_buffers(program.model, self._buffers)
         batch = program.batch(list(samples))
-        with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler():
+        with cast("cpu", self._spec.precision), same_rows() as rows, without_scaler(), _keeping_modes():
             parts = parted(program.loss(program.model, batch, **clock_of(program.loss)(step=0, epoch=0)))
         self._halves |= rows.has_halves
         return parts._replace(loss=checked(parts.loss))
@@ -370,6 +430,14 @@ def _backward(program: Program, loss: Callable[[], Any]) -> list[Any]:
     return [value.detach().numpy().copy(), *(grad.numpy() for grad in grads)]
 
 
+def _is_layer_of_torch(module: Any) -> bool:
+    """Return whether a module is a layer of torch, or a dropout or normalization derived from one of these."""
+    from torch.nn.modules import batchnorm, dropout
+
+    alone = type(module).__module__.startswith("torch.") and not any(True for _ in module.children())
+    return alone or isinstance(module, batchnorm._NormBase | dropout._DropoutNd)
+
+
 def _check_aliases(model: Any) -> None:
     """Raise ChangedError where a tensor that is no parameter lies in the memory of one after a forward pass."""
     import torch
@@ -402,8 +470,13 @@ def _set_buffers(model: Any, kept: Mapping[str, Any]) -> None:
 
 
 def _attributes(program: Program) -> dict[str, Any]:
-    """Return numbers, tensors' numbers and lengths that modules, loss and data have as attributes, by name."""
+    """Return numbers, tensors' numbers and lengths that modules, loss and data have as attributes, by name.
+
+    Of a script those of the files beside it, too.
+    """
     holders = {name: vars(module) for name, module in program.model.named_modules()}
+    beside = getattr(getattr(program.loss, "script", None), "beside", ())
+    holders |= {name: vars(sys.modules[name]) for name in beside if name in sys.modules}
     holders |= {"loss": _variables(program.loss), "data": getattr(program.data, "__dict__", {})}
     holders["data"] = {**holders["data"], **getattr(holders["data"].get("dataset"), "__dict__", {})}
     return {
@@ -412,6 +485,14 @@ def _attributes(program: Program) -> dict[str, Any]:
         for key, value in values.items()
         if key != "training" and not key.startswith("__") and (state := _state(value)) is not None
     }
+
+
+def _changes(before: Mapping[str, Any], program: Program) -> list[str]:
+    """Return the names of attributes that have changed, and of variables that the body of a script's loop changes."""
+    now = _attributes(program)
+    return [name for name, value in now.items() if before.get(name, value) != value] + [
+        *getattr(program.loss, "changed", ())
+    ]
 
 
 def _variables(function: Any) -> dict[str, Any]:
@@ -445,13 +526,27 @@ def divisor(weights: Sequence[float | None]) -> float:
     return (float(len(weights)) if weights[0] is None else sum(weight or 0.0 for weight in weights)) or 1.0
 
 
+@contextlib.contextmanager
+def _keeping_modes() -> Iterator[None]:
+    """Let `train()` and `eval()` have no effect: the proof looks at a loss in modes of its own."""
+    from torch import nn
+
+    train = nn.Module.train
+    nn.Module.train = lambda module, mode=True: module  # type: ignore[method-assign, assignment]  # noqa: ARG005
+    try:
+        yield
+    finally:
+        nn.Module.train = train  # type: ignore[method-assign]
+
+
 def same_rows() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which random tensors have equal rows, the same for a shard as for the batch.
 
     A row is drawn by the number of the call. So noise of a model makes no difference between shards and their union,
-    and what else does is seen.
+    and what else does is seen. Functions with dropout have none.
     """
     import torch
+    from torch.nn.functional import batch_norm
     from torch.overrides import TorchFunctionMode
 
     uniform = {torch.rand, torch.rand_like}
@@ -462,9 +557,11 @@ def same_rows() -> contextlib.AbstractContextManager[Any]:
         has_halves = False  # whether numbers of two bytes were seen
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            drawn = function(*args, **(kwargs or {}))
+            off = {"training": False, "dropout_p": 0.0} if function is not batch_norm else {}
+            kwargs = {name: off.get(name, value) for name, value in (kwargs or {}).items()}
+            drawn = function(*args, **kwargs)
             self.has_halves |= getattr(drawn, "dtype", None) in (torch.bfloat16, torch.float16)
-            own = (kwargs or {}).get("generator") is not None  # of the program: it draws the same again
+            own = kwargs.get("generator") is not None  # of the program: it draws the same again
             if own or function not in drawing or not drawn.ndim or not drawn.is_floating_point():
                 return drawn
             self.n += 1
@@ -530,85 +627,3 @@ def buffer_shapes(
     own = set(per_shard)
     wanted = [name for name in known if name in own or name in names]
     return [(name, ((n_shards,) if name in own else ()) + tuple(known[name].shape)) for name in wanted]
-
-
-# --- a copy of this process
-
-
-def in_a_copy(work: Callable[[], Proof], *, timeout_s: float) -> Proof:
-    """Do something in a forked child; its output is dropped, and what it started ends with it."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other threads of this process may hold locks: then the time runs out
-        pid = os.fork()
-    if not pid:
-        _be_copy(work, writer)
-    os.close(writer)
-    try:
-        raw = _read(reader, timeout_s=timeout_s)
-    finally:
-        os.close(reader)
-        os.kill(pid, signal.SIGKILL)  # it is a child that nobody has waited for
-        end_offspring(pid, f"{PROOF}{pid}")
-        _, status = os.waitpid(pid, 0)
-    if raw is None:
-        return Proof(f"nothing was proved: one step in a copy of this process took more than {timeout_s:g} s")
-    if not raw:
-        return Proof(f"nothing was proved: a copy of this process ended with code {os.waitstatus_to_exitcode(status)}")
-    return Proof(**json.loads(raw))
-
-
-def _be_copy(work: Callable[[], Proof], writer: int) -> None:
-    """Work, send what was found, and end, whatever happens."""
-    try:
-        os.setsid()
-        os.environ[MARK] = f"{PROOF}{os.getpid()}"
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - a notebook's would write to its front end
-        report = _caught(work)
-        data = json.dumps({"summary": report.summary, "fault": report.fault}).encode()
-        while data:
-            data = data[os.write(writer, data) :]
-    finally:
-        os._exit(0)
-
-
-def _caught(work: Callable[[], Proof]) -> Proof:
-    try:
-        return work()
-    except ChangedError as error:
-        return Proof("", str(error))
-    except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Proof(f"nothing was proved: the program raised {why}")
-
-
-def _read(reader: int, *, timeout_s: float) -> bytes | None:
-    """Return the output of a child until it closes its end; None if that takes too long."""
-    until_s, received = time.monotonic() + timeout_s, b""
-    readable = select.poll()
-    readable.register(reader, select.POLLIN)
-    while readable.poll(max(0.0, until_s - time.monotonic()) * 1000):
-        data = os.read(reader, 1 << 16)
-        if not data:
-            return received
-        received += data
-    return None
-
-
-@contextlib.contextmanager
-def _restored() -> Iterator[None]:
-    import random  # noqa: TID251 - users' data may draw from it
-
-    import torch
-
-    n_threads, kept, drawn = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        torch.set_num_threads(n_threads)
-        random.setstate(kept)
-        np.random.set_state(drawn)  # noqa: NPY002

@@ -8,17 +8,14 @@ checked.
 
 from __future__ import annotations
 
-import ast
 import copy
-import hashlib
-import itertools
-import os
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -28,12 +25,12 @@ from labkit.core.errors import InputError, unknown
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.loop_body import BodyCheck, one_or_several
 from labkit.elastic.models.sizes import whole
+from labkit.elastic.script_text import check_last_loop, check_one_loop
 from labkit.system.threads import one_thread
 
 if TYPE_CHECKING:
     from labkit.elastic.options import LoopOptions
     from labkit.elastic.plain import MicroBatch
-    from labkit.elastic.protocol.program import Program
 
 PROCESSES: Final = frozenset(
     {
@@ -45,6 +42,7 @@ PROCESSES: Final = frozenset(
 """Options without effect where a script trains alone."""
 TOGETHER: Final = ("validate", "sync", "state")
 """Options that a script cannot have alone; it says so."""
+SET_HANDLER: Final = signal.signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +55,21 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class Left:
     """The script has come to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRequest:
+    """A request of a script to have its handler of a signal set, which Python lets the main thread do alone."""
+
+    number: int
+    handler: Any
+
+    def answer(self) -> Any:
+        """Return the handler before; an error that is to be raised in the script."""
+        try:
+            return SET_HANDLER(self.number, self.handler)
+        except (OSError, TypeError, ValueError) as error:
+            return error
 
 
 class Turns:
@@ -77,7 +90,8 @@ class Turns:
 
     def wait(self) -> Any:
         """Return the next answer of the script."""
-        answer = self._answered.get()
+        while isinstance(answer := self._answered.get(), HandlerRequest):
+            self._asked.put(answer.answer())
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -92,7 +106,7 @@ class Turns:
         return self._asked.get()
 
 
-_THREAD = threading.local()
+THREAD = threading.local()
 """Has `turns` in the thread of a script that is run for a job."""
 
 
@@ -145,8 +159,8 @@ class ScriptLoop:
         self.data = _as_samples(loader)
         self.steps = self._of_epochs(epochs) if steps is None else whole("steps", steps, least=1)
         self.update = self.epoch = 0
-        self._turns: Turns | None = getattr(_THREAD, "turns", None)
-        self.starting: bool = getattr(_THREAD, "starting", True)
+        self._turns: Turns | None = getattr(THREAD, "turns", None)
+        self.starting: bool = getattr(THREAD, "starting", True)
         self._begun = self._over = self._out = False
         self._returned: Any = None
         self._checked: BodyCheck | None = None
@@ -170,7 +184,9 @@ class ScriptLoop:
 
     def __enter__(self) -> ScriptLoop:
         frame = sys._getframe(1)
-        _check_one_loop(frame.f_code.co_filename, frame.f_lineno)
+        check_one_loop(frame.f_code.co_filename, frame.f_lineno)
+        if self._turns is not None:
+            check_last_loop(frame)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -189,8 +205,7 @@ class ScriptLoop:
                 "and job.epoch in it."
             )
         self._begun = True
-        own = self.data, getattr(self.data, "dataset", None)
-        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self, *own)
+        self._checked = BodyCheck(self.model, (self.optimizer, self.scheduler), self.data, self)
         return self._alone() if self._turns is None else self._hosted(self._turns)
 
     def step(self, loss: Any, weight: Any = None, **metrics: Any) -> None:
@@ -223,7 +238,7 @@ class ScriptLoop:
         self._out, self._returned = True, None
         assert self._checked is not None  # `__iter__` has made it
         try:
-            for _ in self._checked.around():
+            for _ in self._checked.around(last=self.update + 1 == self.steps):
                 yield batch.batch
         except ChangedError as error:
             raise ChangedError(f"update {self.update}: {error}") from None
@@ -350,31 +365,6 @@ def _as_samples(loader: Any) -> Any:
     return as_dataset(tuple(loader)) if isinstance(loader, tuple | list) else loader
 
 
-def _check_one_loop(path: str, line: int) -> None:
-    """Raise InputError if the `with` at a line of a script has its loop in another one, which would begin it again."""
-    try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return  # such as a cell of a notebook
-    inside = [node for node in ast.walk(tree) if isinstance(node, ast.With) and node.lineno == line]
-    names = {getattr(item.optional_vars, "id", "") for node in inside for item in node.items}
-    outer = [each for node in inside for each in ast.walk(node) if isinstance(each, ast.For | ast.While)]
-    for inner in (each for loop in outer for each in ast.walk(loop) if each is not loop):
-        if isinstance(inner, ast.For) and names & set(_iterated(inner.iter)):
-            raise InputError(
-                f"{Path(path).name}, line {inner.lineno}: the loop over the job lies in another loop; expected one "
-                "loop over all epochs: labkit.elastic(..., epochs=10), and job.epoch in it."
-            )
-
-
-def _iterated(node: ast.expr) -> Iterator[str]:
-    """Yield the names that a loop goes through: of job, enumerate(job) and tqdm(job) "job"."""
-    if isinstance(node, ast.Name):
-        yield node.id
-    for each in node.args if isinstance(node, ast.Call) else ():
-        yield from _iterated(each)
-
-
 def _file() -> str:
     name = Path(sys.argv[0]).name if sys.argv else ""
     return name if name.endswith(".py") else "FILE.py"
@@ -389,285 +379,3 @@ def _check_options(options: Mapping[str, Any], optimizer: Any) -> None:
     for name in options:
         if name not in known and not isinstance(optimizer, str):
             raise unknown("option of labkit.elastic", name, known)
-
-
-# --- a script that is run for a job
-
-
-@dataclass(frozen=True, slots=True)
-class LossRequest:
-    """A question for the loss of a batch, and the contexts and number of threads with which it is to be computed."""
-
-    batch: MicroBatch
-    around: tuple[Any, ...]
-    n_threads: int
-
-
-def _surroundings() -> tuple[Any, ...]:
-    """Return the contexts of this thread that a loss depends on: autocast, and modes of torch's functions."""
-    import torch
-    from torch.overrides import _get_current_function_mode_stack
-
-    casts = [
-        torch.autocast(device, dtype=torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
-    ]
-    return *casts, *_get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-
-
-@dataclass
-class LoopLoss:
-    """The loss that the loop of a script computes, in a thread of its own."""
-
-    script: Script
-    loop: ScriptLoop
-    """What it has come to."""
-    _turns: Turns
-    _pid: int = field(default_factory=os.getpid)
-
-    def __call__(self, model: Any, batch: Any, step: int = 0, epoch: int = 0) -> Any:
-        """Let the script go through the body of its loop once; return what it gave to `job.step`.
-
-        Raise InputError if another model is to be measured: the loop knows its own.
-        """
-        import torch
-
-        from labkit.elastic.plain import MicroBatch
-
-        if model is not self.loop.model:
-            raise InputError(
-                "the loss of a script's loop is of its own model alone; expected Validation(loss=...), a function of "
-                "(model, batch)."
-            )
-        return self._turns.ask(LossRequest(MicroBatch(batch, step, epoch), _surroundings(), torch.get_num_threads()))
-
-    @property
-    def here(self) -> bool:
-        """Whether its thread is in this process; it is not after a fork."""
-        return self._pid == os.getpid()
-
-    def again(self) -> LoopLoss:
-        """Return it from another run of the script in this process, with the present state of the model."""
-        other = self.script.start(starting=False)
-        _load(other.loop.model, self.loop.model.state_dict(), self.script)
-        return other
-
-    @property
-    def changed(self) -> list[str]:
-        """See `ScriptLoop.changed`."""
-        return self.loop.changed
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """See `ScriptLoop.training`."""
-        return self.loop.training
-
-    def program(self) -> Program:
-        """Return model, samples and this loss."""
-        from labkit.elastic.loading import Loading
-        from labkit.elastic.protocol.program import Program
-
-        samples = Loading.of(self.loop.data, batch=None, shuffle=True, loaders=0, default=BATCH).data
-        return Program(self.loop.model, samples, self)
-
-    def sent(self) -> SentScript:
-        """Return the part that workers get."""
-        program = self.program()
-        state = {name: part.detach().cpu() for name, part in self.loop.model.state_dict().items()}
-        return SentScript(self.script, state, _fingerprint(program))
-
-    def finish(self, state: Mapping[str, Any]) -> None:
-        """Load the trained state into the model, and let the script go on to its end.
-
-        Raises
-        ------
-        InputError
-            If it raises: where.
-        """
-        answer, main = None, sys.modules["__main__"]
-        sys.modules["__main__"] = self._turns.module
-        try:
-            answer = self._turns.ask(Ended(state))
-        except BaseException as error:
-            if isinstance(error, SystemExit) and not error.code:
-                return
-            raise InputError(f"after the training, {error_text(error, self.script.path)}") from error
-        finally:
-            sys.modules["__main__"] = main
-        if isinstance(answer, ScriptLoop):
-            raise InputError(f"{self.script.path}: a second labkit.elastic in one script; expected one.")
-
-
-def error_text(error: BaseException, path: str | Path) -> str:
-    """Return file, line and words of an error that a script raised."""
-    return f"{path}{line_of(error, path)}: {type(error).__name__}: {error}"
-
-
-def line_of(error: BaseException, path: str | Path) -> str:
-    """Return ", line N" of a file that raised; "" if it is not known."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines, at = [], error.__traceback__
-    while at is not None:
-        if at.tb_frame.f_code.co_filename == str(path):
-            lines.append(at.tb_lineno)
-        at = at.tb_next
-    return f", line {lines[-1]}" if lines else ""
-
-
-@dataclass(frozen=True)
-class Script:
-    """The text of a script with a loop of its own, and of the modules beside it that it has imported."""
-
-    path: str
-    source: str
-    seed: int
-    """Of the random generators before it runs."""
-    beside: dict[str, str] = field(default_factory=dict)
-    """Text of modules by name, where the file is not there."""
-
-    @classmethod
-    def of(cls, path: Path, *, seed: int) -> Script:
-        """Read it."""
-        return cls(str(path.absolute()), path.read_text(encoding="utf-8"), seed)
-
-    def start(self, *, starting: bool) -> LoopLoss:
-        """Run it up to its loop, in a thread of its own; InputError if it raises, or has no loop."""
-        turns, argv, main = Turns(), sys.argv, sys.modules["__main__"]
-        thread = threading.Thread(target=self._run, args=(turns, starting), name="script", daemon=True)
-        sys.argv = [self.path]
-        try:
-            with ExitStack() as quiet:
-                if not starting:  # the process that was started by the user has printed it
-                    quiet.enter_context(redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
-                thread.start()
-                found = turns.wait()
-        except BaseException as error:
-            raise InputError(error_text(error, self.path)) from error
-        finally:
-            sys.argv, sys.modules["__main__"] = argv, main
-        if isinstance(found, Left):
-            raise InputError(f"{self.path} came to its end without a loop over labkit.elastic(...); expected one.")
-        return LoopLoss(self if self.beside else self._with_modules(), found, turns)
-
-    def _run(self, turns: Turns, starting: bool) -> None:
-        from labkit.elastic.loading import seed_all
-
-        _THREAD.turns, _THREAD.starting = turns, starting
-        turns.module = module = ModuleType("__main__")
-        module.__file__ = self.path
-        sys.modules["__main__"] = module
-        folder = str(Path(self.path).parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        _install_source_finder(self.beside)
-        try:
-            seed_all(self.seed)
-            exec(compile(self.source, self.path, "exec"), module.__dict__)
-        except BaseException as error:
-            turns.end(error)
-        else:
-            turns.end(Left())
-
-    def _with_modules(self) -> Script:
-        """Return it with the modules beside it: workers on other hosts have no such files."""
-        folder, found = Path(self.path).parent, {}
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            place = folder.joinpath(*name.split("."))
-            if file in (f"{place}.py", str(place / "__init__.py")):
-                found[name] = Path(file).read_text(encoding="utf-8")
-        return Script(self.path, self.source, self.seed, found)
-
-
-def _install_source_finder(beside: Mapping[str, str]) -> None:
-    """Let modules be found by their text where their files are not there."""
-    from importlib.abc import Loader, MetaPathFinder
-    from importlib.machinery import ModuleSpec
-    from importlib.util import spec_from_loader
-
-    class SourceFinder(MetaPathFinder, Loader):
-        def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
-            package = any(other.startswith(f"{name}.") for other in beside)
-            return spec_from_loader(name, self, is_package=package) if name in beside else None
-
-        def exec_module(self, module: ModuleType) -> None:
-            exec(compile(beside[module.__name__], f"{module.__name__}.py", "exec"), module.__dict__)
-
-    if beside:
-        sys.meta_path.append(SourceFinder())
-
-
-@dataclass(frozen=True)
-class SentScript:
-    """A script for workers, and what must be the same in each of them."""
-
-    script: Script
-    state: dict[str, Any]
-    """State of the model that the job begins with: frozen parameters and buffers are the same in all workers."""
-    fingerprint: str
-    """Of the number of samples, and of some of them."""
-
-    def program(self) -> Program:
-        """Return the program of this process; InputError if the script made another model or other samples here."""
-        loss = self.script.start(starting=False)
-        _load(loss.loop.model, self.state, self.script)
-        program = loss.program()
-        if _fingerprint(program) != self.fingerprint:
-            raise InputError(
-                f"{self.script.path} has other samples in this process than where the job was started: random numbers "
-                "without a seed, the order of a set, the time or a file. Expected the same in each process; for a "
-                f"set: PYTHONHASHSEED=0 labkit train {Path(self.script.path).name}."
-            )
-        return program
-
-
-def _load(model: Any, state: Mapping[str, Any], script: Script) -> None:
-    from labkit.elastic.arguments import load_state
-
-    try:
-        load_state(model, state)
-    except InputError as error:
-        raise InputError(
-            f"{script.path} makes another model in each process: {error} Expected the same each time it runs."
-        ) from None
-
-
-def _fingerprint(program: Program) -> str:
-    """Return a digest of the number of samples, and of the first one, the last, and one in between."""
-    from labkit.elastic.loading import StreamData, random_states, seed_all, set_states
-
-    n, states = len(program.data), random_states()
-    seed_all(0)
-    digest = hashlib.sha256(f"{n}".encode())
-    try:
-        looked_at = (0,) if isinstance(program.data, StreamData) else (0, n // 2, n - 1)
-        for index in dict.fromkeys(looked_at) if n else ():
-            _digest(program.batch([index]), digest)
-    except Exception as error:
-        raise InputError(f"the samples of the loop cannot be fetched: {type(error).__name__}: {error}.") from error
-    finally:
-        set_states(states)
-    return digest.hexdigest()
-
-
-def _digest(part: Any, digest: Any) -> None:
-    """Add a batch to a digest: its tensors, arrays, numbers and words."""
-    import numpy as np
-    import torch
-
-    if isinstance(part, torch.Tensor):
-        plain = part.detach().to_dense() if part.layout != torch.strided else part.detach()
-        digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        digest.update(plain.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    elif isinstance(part, np.ndarray) and not part.dtype.hasobject:
-        digest.update(f"{part.dtype}{part.shape}".encode() + part.tobytes())
-    elif isinstance(part, Mapping):
-        _digest(list(itertools.chain(*part.items())), digest)
-    elif isinstance(part, tuple | list):
-        for each in part:
-            _digest(each, digest)
-    else:
-        known = isinstance(part, str | bytes | int | float | bool | type(None))
-        digest.update(repr(part).encode() if known else type(part).__name__.encode())

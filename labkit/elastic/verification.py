@@ -18,7 +18,7 @@ from labkit.core.errors import LabkitError
 from labkit.elastic.job_start import start
 from labkit.elastic.own_training import read_training
 from labkit.elastic.plain import plain_losses
-from labkit.elastic.script_loop import LoopLoss
+from labkit.elastic.script import LoopLoss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,12 +137,12 @@ def disturb(job: Job) -> str:
 # --- two hash seeds
 
 
-def hash_seeds(path: Path, *, seed: int) -> Verified:
+def hash_seeds(path: Path, *, seed: int, args: Sequence[str] = ()) -> Verified:
     """Return whether a file trains the same whatever the hash seed of its process, on which the order of sets depends.
 
     Members of a job have one hash seed. The process that starts it has the user's.
     """
-    told = [_in_a_process(path, seed, hash_seed=number) for number in (1, 2)]
+    told = [_in_a_process(path, seed, *args, hash_seed=number) for number in (1, 2)]
     if failed := next((words for words, code in told if code), ""):
         return Verified(f"two hash seeds: not compared: {failed}", right=True)
     equal = told[0] == told[1]
@@ -150,19 +150,19 @@ def hash_seeds(path: Path, *, seed: int) -> Verified:
     return Verified(f"two hash seeds, a step of a plain loop each: {'equal' if equal else 'other'} bits{cause}", equal)
 
 
-def _in_a_process(path: Path, seed: int, *, hash_seed: int) -> tuple[str, int]:
+def _in_a_process(path: Path, seed: int, *args: str, hash_seed: int) -> tuple[str, int]:
     """Return the last line of a process that trains a file for a step, and its exit code."""
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.elastic.verification", str(path), str(seed)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)}, check=False,
+        [sys.executable, "-m", "labkit.elastic.verification", str(path), str(seed), *args],
+        capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)}, check=False,
     )  # fmt: skip
     lines = (done.stdout if not done.returncode else done.stderr).strip().splitlines()
     return lines[-1] if lines else "", done.returncode
 
 
-def main(path: str, seed: str) -> None:
+def main(path: str, seed: str, *args: str) -> None:
     """Print the digest of a file's loss, and of its model after a step."""
-    own = read_training(Path(path), seed=int(seed))
+    own = read_training(Path(path), seed=int(seed), args=args)
     state, losses = plain(VerifiedTraining(own.model, own.data, own.loss, {"optimizer": "adam", **own.arguments}), 1)
     digest = hashlib.sha256(repr(losses).encode())
     for part in state.values():

@@ -95,7 +95,7 @@ def job_of(
 
 def program_of(
     model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable,
-    place: Path,
+    place: Path, args: Sequence[str] = (),
 ) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
     """Return the name of a training of one's own, its program as a script, packed, and how it trains.
 
@@ -108,7 +108,8 @@ def program_of(
 
     if isinstance(model, str | Path):
         path = Path(model)
-        own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
+        own, written, stem = read_training(path, seed=training.seed, args=args), path.read_bytes(), path.stem
+        written += " ".join(args).encode()
         own.check_unvalidated(str(path), instead="leave it out, or --auto")
         pickle_by_value(path.absolute().parent)
         training = _with_options(training, own, where=path)
@@ -161,6 +162,7 @@ def opener_of(
     history: str | Path | None = None,
     lease_s: float = LEASE_S,
     training: TrainingTable | None = None,
+    args: Sequence[str] = (),
 ) -> Preflight:
     """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.elastic import models
@@ -172,7 +174,7 @@ def opener_of(
     if isinstance(model, str) and not is_file(model):
         name = models.size_of(model, width=training.widths.get(model, training.width)).name
     else:
-        name, script, training = program_of(model, data, loss, training=training, place=kept / PLACE)
+        name, script, training = program_of(model, data, loss, training=training, place=kept / PLACE, args=args)
         training = training.changed(scripts={name: script})
     hosts = local_inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
@@ -200,6 +202,7 @@ class AutoFields(TypedDict, total=False):
     history: str | Path | None
     lease_s: float
     training: TrainingTable | None
+    args: Sequence[str]
 
 
 def auto(
@@ -250,6 +253,8 @@ def auto(
             Seconds that the job trains on without a heartbeat from this process.
         training : TrainingTable, optional
             How it trains: batch, width, samples, optimizer.
+        args : sequence of str
+            Arguments that a file of one's own finds in `sys.argv`.
 
     Returns
     -------

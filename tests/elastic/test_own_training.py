@@ -64,8 +64,10 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_line(text: str, what: st
 
 def test_a_file_is_read_with_its_objects_and_the_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("WIDTH = 2\n")
-    (tmp_path / "mine.py").write_text("from beside_it import WIDTH\n" + GOOD + "schedule = lambda step: 1.0\n")
-    found = read_training(tmp_path / "mine.py", seed=0)
+    text = GOOD + "schedule = lambda step: 1.0\nimport sys\noptions = {'batch': int(sys.argv[1])}\n"
+    (tmp_path / "mine.py").write_text("from beside_it import WIDTH\n" + text)
+    found = read_training(tmp_path / "mine.py", seed=0, args=["4"])
+    assert found.options == {"batch": 4}
     assert len(found.data) == 8
     assert found.schedule is not None
     assert found.validation_data is None
@@ -88,6 +90,7 @@ def test_what_is_typed_counts_more_than_the_file_and_that_more_than_defaults() -
         (("mine.py", "--out", "best.txt"), "best.txt"),
         (("mine.py", "--csv", "nowhere/log.csv"), "nowhere/log.csv cannot be written"),
         (("mine.py", "--precision", "fp8"), "precision is 'fp8'"),
+        (("cnn", "3"), "'3' behind cnn: a model of the catalogue takes no arguments"),
         (("missing.py",), "missing.py: there is no such file"),
     ],
 )

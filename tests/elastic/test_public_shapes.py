@@ -109,6 +109,33 @@ class RunningTensor(Middle):
         return (h - self.mean).tanh()
 
 
+class Balanced(Middle):
+    """Adds a loss of its own in training mode, as Switch Transformers do: shares of a batch times probabilities."""
+
+    def middle(self, h: Any) -> Any:
+        p = h.softmax(-1)
+        self.auxiliary = (F.one_hot(p.argmax(-1), 8).float().mean(0) * p.mean(0)).sum() if self.training else 0.0
+        return h.tanh()
+
+
+class Honest(Middle):
+    """Has layers that are others in training mode, sample by sample; `normed`: and a normalization of its own."""
+
+    def __init__(self, *, normed: bool = False) -> None:
+        super().__init__()
+        self.drop, self.norm, self.normed = nn.Dropout(0.3), nn.BatchNorm1d(8), normed
+        self.register_buffer("mean", torch.zeros(8))
+
+    def middle(self, h: Any) -> Any:
+        h = F.dropout(self.drop(self.norm(h)), 0.3, self.training)[:, None]
+        h = F.scaled_dot_product_attention(h, h, h, dropout_p=0.3 * self.training)[:, 0]
+        if self.training and self.normed:
+            mean = h.mean(0)
+            self.mean.lerp_(mean.detach(), 0.1)
+            h = h - mean
+        return h * (1 + self.training * torch.rand(len(h), 1).round())  # stochastic depth
+
+
 class Alias(Middle):
     def __init__(self) -> None:
         super().__init__()
@@ -318,6 +345,19 @@ class OwnNoise(Rows):
         return X[i] + torch.from_numpy(self.rng.normal(size=6).astype(np.float32)), Y[i]
 
 
+class Drifts(Rows):
+    """Builds each epoch on the one before: a worker that comes later has not seen that."""
+
+    def __init__(self) -> None:
+        self.shift = torch.zeros(6)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.shift = self.shift + epoch * torch.rand(6)
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i] + self.shift, Y[i]
+
+
 class Locked(Rows):
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -488,9 +528,14 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
     "running statistics in a tensor": (lambda: case(RunningTensor()), "another gradient.*what mean counts or draws"),
     "a loss with a running mean": (lambda: case(net(), loss=RunningMean()), r"what loss\.mean counts or draws"),
     "a dataset with a generator": (lambda: case(net(), OwnNoise()), r"what data\.rng counts or draws"),
+    "epochs that build on each other": (lambda: case(net(), Drifts()), r"what data\.shift counts or draws"),
     "a tensor in a parameter's memory": (lambda: case(Alias()), r"w of the model .* memory of parameter 'a\.weight'"),
     "a part that unfreezes": (lambda: case(net(), loss=thaws), r"'0\.weight' is (frozen|trained) from now on"),
     "class weights in a mean": (lambda: case(net(), loss=smooth, shards=4), "no plain mean over samples"),
+    "a loss of a module in training mode": (
+        lambda: case(Balanced(), loss=lambda m, b: cross_entropy(m, b) + m.auxiliary, shards=4),
+        "in training mode the loss is no plain mean over samples",
+    ),
     "the hardest half of a batch": (lambda: case(net(), loss=hardest, shards=4), "no plain mean over samples"),
     "weights that forward averages": (lambda: case(Teacher()), r"frozen parameter 'teacher\.0\.weight' .* is changed"),
     "a loss that goes backward": (lambda: case(net(), loss=backwards), "the loss calls backward.. itself"),
@@ -511,6 +556,14 @@ REFUSED: dict[str, tuple[Callable[[], Case], str]] = {
 }
 TOLD: dict[str, tuple[Callable[[], Case], str]] = {
     "a loss that counts for later": (lambda: case(net(), loss=Later()), r"loss\.n changes in the forward pass"),
+    "dropout, BatchNorm and stochastic depth": (
+        lambda: case(Honest()),
+        "has the gradient of their batch; BatchNorm .*, in training mode, too .dropout off.",
+    ),
+    "a normalization of one's own": (
+        lambda: case(Honest(normed=True)),
+        "in training mode Honest sees one shard at a time, as",
+    ),
     "power iterations": (
         lambda: case(nn.Sequential(nn.utils.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 2))),
         r"buffers that the forward pass changes are averaged over shards: 0\.weight_u",

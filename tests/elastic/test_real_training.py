@@ -268,6 +268,36 @@ def test_two_optimizers_with_one_parameter_are_refused() -> None:
         recipes([torch.optim.SGD(model[0].parameters()), torch.optim.SGD([model[0].weight])], model)
 
 
+def test_a_critic_may_have_two_updates_for_each_of_its_generator() -> None:
+    """As in Wasserstein GANs: the bits of a loop, and its counts of updates, where the last round is not whole."""
+
+    def made() -> tuple[nn.Module, list[Any]]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"critic": nn.Linear(4, 3), "generator": nn.Linear(4, 4)})
+        critic = torch.optim.AdamW(model["critic"].parameters(), lr=0.01)
+        return model, [critic, critic, torch.optim.RMSprop(model["generator"].parameters(), lr=0.01)]
+
+    def both(model: Any, batch: Any, step: int) -> Any:
+        out = nn.functional.cross_entropy(model["critic"](model["generator"](batch[0])), batch[1])
+        return out if step % 3 < 2 else -out
+
+    expected, turns = made()
+    for step in range(7):
+        expected.zero_grad()
+        both(expected, (X[step % 4 * 16 :][:16], Y[step % 4 * 16 :][:16]), step).backward()
+        turns[step % 3].step()
+    model, optimizers = made()
+    result = train(
+        model, as_dataset((X, Y)), both, optimizer=optimizers, steps=7, batch=16, shuffle=False, shards=1, workers=1,
+        servers=2,
+    )  # fmt: skip
+    result.load_optimizer(optimizers)
+    assert all(
+        torch.equal(a, b) for a, b in zip(result.state_dict().values(), expected.state_dict().values(), strict=True)
+    )
+    assert [str(each.state_dict()) for each in optimizers] == [str(each.state_dict()) for each in turns]
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "adafactor", "asgd"])
 def test_the_state_of_an_optimizer_goes_in_and_comes_out(name: str) -> None:
     """Three steps in a loop, three in a job, three in a loop: the bits of nine in a loop."""

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, get_worker_info
 
 import labkit
 from benchmarks.ports.faults import disturbed
@@ -19,6 +21,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import JobError
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.job import ScaleRequest, follow
+from labkit.elastic.loading import Loading
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
@@ -37,9 +40,15 @@ from beside_the_loop import width
 x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 
 class Samples(TensorDataset):
+    shift = 0.0
+
+    def set_epoch(self, epoch):
+        self.shift = epoch * torch.rand(8) / 10
+
     def __getitem__(self, i):
         time.sleep(WAIT)
-        return super().__getitem__(i)
+        x, y = super().__getitem__(i)
+        return x + self.shift, y
 
 loader = DataLoader(Samples(x, (x.sum(1) > 0).long()), batch_size=32, shuffle=True)
 torch.manual_seed(0)
@@ -113,12 +122,21 @@ def test_a_body_reads_the_learning_rate_of_its_update(tmp_path: Path, monkeypatc
     assert same(result.state_dict(), torch.load("state.pt"))
 
 
-def test_the_command_trains_a_script_and_lets_it_go_on_once(tmp_path: Path) -> None:
-    script = write(tmp_path)
-    done = labkit_in_a_process("train", script.name, "--steps", "5", "--workers", "2", "--json", cwd=tmp_path)
+def test_the_command_trains_a_script_with_its_arguments_and_lets_it_go_on_once(tmp_path: Path) -> None:
+    parser = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', type=float)\n"
+    text = SCRIPT.replace("import time\n", f"{parser}rate = parser.parse_args().rate + 0\nimport time\n")
+    methods = "import signal, torch\ntorch.multiprocessing.set_start_method('spawn')\n"
+    handles = f"{methods}signal.signal(signal.SIGUSR2, lambda *_: print('handled'))\n"
+    then = "import os, sys\nassert sys.argv[1:] == ['--rate', '0.1'], sys.argv\nos.kill(os.getpid(), signal.SIGUSR2)\n"
+    script = write(tmp_path, f"{handles}{text}\n{then}")
+    words = "--steps", "5", "--workers", "2", "--json", "--", "--rate", "0.1"
+    done = labkit_in_a_process("train", script.name, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 5, "what is typed counts more than what the script says"
     assert done.stderr.count("after the loop") == 1
+    assert done.stderr.count("the script's handler of SIGUSR2 runs in this process") == 1
+    assert "handled" in done.stderr
+    assert "nothing was proved" not in done.stderr, "the script is run again for the proof, in the same process"
     state = torch.load(tmp_path / "state.pt")
     assert int(state["1.num_batches_tracked"]) == 5
 
@@ -176,6 +194,11 @@ def test_a_script_keeps_its_parametrizations_and_the_hooks_of_its_parameters(
     expected = torch.load("state.pt")
     with read_training(script, seed=3).start(workers=2, servers=1) as job:
         assert same(job.wait().state_dict(), expected)
+    script.write_text(script.read_text().replace("3 * gradient", "gradient.clamp(-1, 1)"))
+    with pytest.raises(
+        InputError, match=r"parameter '2\.bias' has the hook <lambda> \(script\.py, line \d+\).*4 shards"
+    ):
+        read_training(script, seed=3).start(workers=2, servers=1)
 
 
 # --- what is refused
@@ -208,13 +231,60 @@ def test_a_loop_that_makes_no_sense_is_refused(options: dict[str, Any], what: st
 def test_a_loop_in_a_loop_over_epochs_is_refused_before_it_trains(tmp_path: Path) -> None:
     """The first one would train all of them; the second one was refused after the training."""
     text = SCRIPT.replace("    for x, y in job:", "    for epoch in range(3):\n     for x, y in enumerate(job):")
-    with pytest.raises(InputError, match=r"script\.py, line 24: the loop over the job lies in another loop"):
+    with pytest.raises(InputError, match=r"script\.py, line 30: the loop over the job lies in another loop"):
         read_training(write(tmp_path, text), seed=3)
+
+
+JOB = "with labkit.elastic(m, o, data, steps=2, batch=8) as job: [job.step(m(x).mean()) for x, y in job]"
+TWICE = {
+    "behind the first": (f"{JOB}\n{JOB}", 6),
+    "in a loop": (f"for fold in range(3):\n    {JOB}", 5),
+    "in a function that is called again": (f"def fit():\n    {JOB}\nfit()\nfit()", 8),
+    "in a function that is called in a loop": (f"def fit():\n    {JOB}\nfor _ in 'ab':\n    fit()", 7),
+    "in another branch": (f"if data:\n    {JOB}\nelse:\n    {JOB}", 0),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_second_job_of_a_script_is_refused_before_the_first_one_trains(name: str, tmp_path: Path) -> None:
+    """Alone, by python, a script may have several."""
+    head = "import torch, labkit\nm = torch.nn.Linear(2, 1)\no = torch.optim.SGD(m.parameters(), lr=0.1)\n"
+    text, line = TWICE[name]
+    script = tmp_path / "mine.py"
+    script.write_text(f"{head}data = torch.ones(8, 2), torch.ones(8, 1)\n{text}")
+    exec(compile(script.read_text(), script, "exec"), {"__name__": "mine"})
+    if line:
+        with pytest.raises(
+            InputError, match=rf"mine\.py, line {line}: another labkit\.elastic.*expected one in a script"
+        ):
+            read_training(script, seed=0)
+    else:
+        assert read_training(script, seed=0).options["steps"] == 2
 
 
 def test_synchronized_statistics_of_several_shards_are_refused(tmp_path: Path) -> None:
     own = read_training(write(tmp_path, SCRIPT.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")), seed=3)
     with pytest.raises(InputError, match=r"the model has SyncBatchNorm, and 4 shards: .*Expected shards=1"):
+        own.start(workers=1, servers=1)
+
+
+def test_what_a_script_can_do_once_alone_is_refused_before_workers_fail_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = write(tmp_path, f"import os{SCRIPT}".replace('print("before', "os.mkdir('out')\nprint(\"before"))
+    own = read_training(script, seed=3)
+    with pytest.raises(InputError, match=r"script\.py, line \d+: FileExistsError.*exist_ok=True.*job\.starting"):
+        own.start(workers=1, servers=1)
+
+
+def test_a_generator_of_a_module_beside_the_script_is_named(tmp_path: Path) -> None:
+    """The script is run anew in each process: nothing of it is pickled, and the reason is another one."""
+    text = SCRIPT.replace("import width", "import rng, width").replace("model(x)", "model(x + rng.normal())")
+    script = write(tmp_path, text)
+    (tmp_path / "beside_the_loop.py").write_text("import numpy as np\nwidth, rng = 16, np.random.default_rng(0)\n")
+    own = read_training(script, seed=3)
+    with pytest.raises(InputError, match=r"gradient .* the second time: what beside_the_loop\.rng, rng counts"):
         own.start(workers=1, servers=1)
 
 
@@ -243,6 +313,30 @@ def averages_by_hand(parts: dict[str, Any]) -> None:
         parts["shadow"][name] = 0.9 * parts["shadow"][name] + 0.1 * p.detach()
 
 
+class Average(nn.Module):
+    """Averages weights in tensors of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        self.shadow = {name: 0.9 * self.shadow[name] + 0.1 * p.detach() for name, p in model.named_parameters()}
+
+
+class Growing(torch.utils.data.TensorDataset):
+    """Samples by epoch, with negatives that are drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.ones(8, 2), torch.zeros(8, 1))
+        self.epochs: list[int] = []
+        self.noise, self.negatives = 0.0, torch.zeros(1)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+        self.negatives = torch.rand(1)
+
+
 def adds_a_group(parts: dict[str, Any]) -> None:
     parts["optimizer"].add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
@@ -266,6 +360,9 @@ BODIES: dict[str, tuple[Any, str]] = {
     "sets a rate": (lambda parts: parts["optimizer"].param_groups[0].update(lr=0.3), r"'lr'\] \(0.1, then 0.3\)"),
     "averages weights": (averages, "changes parts.*average.*module.weight.*each worker would have its own"),
     "averages weights by hand": (averages_by_hand, r"changes .*\['shadow'\]\['weight'\].*in a hook"),
+    "averages weights in a module": (
+        lambda parts: parts["shadows"].update(parts["model"]), r"changes .*\['shadows'\]\.shadow\['weight'\].*in a hook"
+    ),
     "trains another model": (
         lambda parts: parts["other"].weight.data.add_(1), r"changes .*\['other'\].weight.*ModuleDict"
     ),
@@ -276,6 +373,8 @@ BODIES: dict[str, tuple[Any, str]] = {
     "adds a group": (adds_a_group, r"changes optimizer\.param_groups \(1 groups, then 2 groups\)"),
     "adds a hook": (hooks, "adds or removes a hook of the model"),
     "adds noise to gradients": (adds_noise, r"uses gradients of the model \(add_"),
+    "changes its samples": (lambda parts: setattr(parts["data"], "noise", 0.2), r"dataset\.noise: .* set_epoch"),
+    "draws its samples anew": (lambda parts: parts["data"].set_epoch(0), r"changes dataset\.(epochs|negatives): "),
     "evaluates a part": (lambda parts: parts["model"].part.eval(), "leaves part with training=False"),
     "scales its loss": (lambda parts: parts["scaler"].scale(torch.ones(())), "multiplied by a GradScaler"),
 }  # fmt: skip
@@ -295,12 +394,12 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
     parts: dict[str, Any] = {
         "model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "average": torch.optim.swa_utils.AveragedModel(model), "other": nn.Linear(2, 1),
-        "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "shadows": Average(model), "shadow": {name: p.detach().clone() for name, p in model.named_parameters()},
         "beside": torch.optim.Adam([nn.Parameter(torch.zeros(1))]), "scaler": torch.amp.GradScaler("cpu"),
     }  # fmt: skip
     what, why = BODIES[name]
-    samples = torch.ones(8, 2), torch.zeros(8, 1)
-    with labkit.elastic(model, optimizer, samples, batch=8, shards=2, steps=30) as job:
+    parts["data"] = data = Growing()
+    with labkit.elastic(model, optimizer, data, batch=8, shards=2, steps=30) as job:
         parts["job"] = job
 
         def train() -> None:
@@ -311,6 +410,38 @@ def test_a_body_that_does_the_work_of_servers_is_refused(name: str, before: int)
 
         with pytest.raises(ChangedError, match=why):
             train()
+        assert data.epochs[: job.epoch + 1] == list(range(job.epoch + 1)), "each one once, in their order"
+
+
+@pytest.mark.parametrize("before", [0, 40, 58], ids=["at first", "between two looks", "in the last update"])
+@pytest.mark.parametrize(
+    ("average", "update", "name"),
+    [
+        (
+            "[0.0 * p for p in model.parameters()]",
+            "[0.9 * a + 0.1 * p for a, p in zip(w, model.parameters())]",
+            r"w\[0\]",
+        ),
+        ("None", "model.weight.data if w is None else 0.9 * w + 0.1 * model.weight.data", "w"),
+        ("{}", "{name: w.get(name, 0) + p.data for name, p in model.named_parameters()}", r"w\['weight'\]"),
+    ],
+    ids=["a list", "a tensor", "a dict"],
+)
+def test_an_average_that_the_body_makes_anew_of_its_last_value_is_refused(
+    average: str, update: str, name: str, before: int, tmp_path: Path
+) -> None:
+    """What is made anew without its last value is let be: here `x`, which has the shape of the weights, and `best`."""
+    lines = (
+        "import torch, labkit", "model, x, best = torch.nn.Linear(2, 4), torch.ones(4, 2), None", f"w = {average}",
+        "optimizer, data = torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(16, 2), torch.ones(16, 4))",
+        "with labkit.elastic(model, optimizer, data, batch=8, shards=2, steps=30) as job:",
+        "    for n, (x, y) in enumerate(job):", "        h = x * x", "        job.step((model(h) - y).square().mean())",
+        "        best = model.weight.detach().clone()", f"        if n >= {before}:", f"            w = {update}",
+    )  # fmt: skip
+    script = tmp_path / "mine.py"
+    script.write_text("\n".join(lines))
+    with pytest.raises(ChangedError, match=f"changes {name}, a tensor of the shape of a parameter.*in a hook"):
+        exec(compile(script.read_text(), script, "exec"), {"__name__": "mine"})
 
 
 def test_each_of_several_schedulers_is_looked_at() -> None:
@@ -318,7 +449,7 @@ def test_each_of_several_schedulers_is_looked_at() -> None:
     models = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 100) for each in optimizers]
-    body = BodyCheck(models, (optimizers, schedulers)).around()
+    body = BodyCheck(models, (optimizers, schedulers), None).around()
     next(body)
     schedulers[0].last_epoch += 1
     with pytest.raises(ChangedError, match=r"changes schedulers\[0\]\.last_epoch \(0, then 1\)"):
@@ -335,7 +466,7 @@ def test_a_body_may_set_the_mode_that_the_model_has_and_clear_gradients_by_zeros
 
 
 def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys: pytest.CaptureFixture[str]) -> None:
-    best, steps, generator = None, [], torch.Generator()
+    best, steps, generator, state = None, [], torch.Generator(), torch.zeros(3)
     with loop(batch=8, shards=2, steps=4) as job:
         for number, (x, y) in enumerate(job):
             if job.update > 1:
@@ -343,9 +474,10 @@ def test_a_state_of_the_loop_of_ones_own_is_told_also_if_it_begins_later(capsys:
                 steps.append(number)
             job.step(nn.functional.mse_loss(job.model(x), y))
             best = {name: p.clone() for name, p in job.model.state_dict().items()}
+            state = state + 1
     assert best is not None
     err = capsys.readouterr().err
-    for names in ("best", "number", "steps, generator"):
+    for names in ("state, best", "number", "steps, generator"):
         assert err.count(f"the body of the loop changes {names}: each worker would have its own") == 1, err
 
 
@@ -426,6 +558,26 @@ def test_a_compiled_model_has_the_numbers_of_a_plain_one_in_a_loop() -> None:
                 job.step(nn.functional.mse_loss(model(x), y))
         made.append([p.detach() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_each_process_that_loads_calls_worker_init_fn_once_where_torch_would(n_processes: int) -> None:
+    """Alone this is the script's own process; a forked loader and a worker that unpickles its data call it, too."""
+    data = Growing()
+
+    def init(_: int) -> None:
+        get_worker_info().dataset.epochs.append(torch.randint(100, (1,)).item())
+
+    loader = DataLoader(data, batch_size=4, num_workers=n_processes, worker_init_fn=init)
+    loaded = Loading.of(loader, batch=None, shuffle=True, loaders=0, default=1).data
+    before = torch.random.get_rng_state()
+    for _ in range(2):
+        loaded.fetch([0, 1])
+    assert len(data.epochs) == n_processes
+    assert torch.equal(torch.random.get_rng_state(), before), "what it draws has no effect"
+    there = cloudpickle.loads(cloudpickle.dumps(loaded))
+    there.fetch([0, 1])
+    assert len(there.dataset.epochs) == 2 * n_processes
 
 
 def test_epochs_are_counted_in_updates() -> None:

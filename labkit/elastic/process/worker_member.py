@@ -149,6 +149,7 @@ class WorkerMember(MemberProcess):
         """Return the loss of positions start to end of the order of an epoch."""
         self._follow_cores()
         samples = self._samples.between(start, end, epoch)
+        self._samples.begin(epoch)
         loss = self._forward(samples.tolist(), (epoch, start), step=self.worker.version, epoch=epoch)
         return loss / self._forward.weight if self._forward.weight else loss
 

@@ -177,18 +177,18 @@ def _check_hooks(model: nn.Module, *, pickled: bool) -> None:
                 lost = "torch does not pickle: workers would train without it"
                 why = lost if pickled else "would see the gradient of each shard where it expects that of the batch"
                 raise InputError(
-                    f"parameter '{name}' has the hook {_name(hook)}, which {why}. Limit gradients by clip_value=; "
+                    f"parameter '{name}' has the hook {hook_name(hook)}, which {why}. Limit gradients by clip_value=; "
                     "scale one in forward, by an autograd function of your own; or give an OwnUpdate as the optimizer."
                 )
     for kind in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
         for hook in getattr(modules, kind, {}).values() if pickled else ():
             raise InputError(
-                f"all modules of this process have the hook {_name(hook)}, which workers would not have; register it "
-                "with the modules of the model."
+                f"all modules of this process have the hook {hook_name(hook)}, which workers would not have; register "
+                "it with the modules of the model."
             )
 
 
-def _name(hook: Any) -> str:
+def hook_name(hook: Any) -> str:
     """Return the name of a hook, and where it was written."""
     code = getattr(hook, "__code__", None)
     where = "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"

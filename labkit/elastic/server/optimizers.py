@@ -500,3 +500,13 @@ def _trained(own: OwnUpdate, params: Vector, gradients: Any, *, cuts: list[int])
             own.apply(part, gradient[first:last], state, step=number)
         parts.append(np.stack([part, *(state[name] for name in own.state)]))
     return np.concatenate(parts, axis=1)
+
+
+def in_turn(given: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return the optimizers that take turns, each once, and the number of the one whose turn each update is.
+
+    >>> in_turn(["critic", "critic", "generator"])
+    (['critic', 'generator'], (0, 0, 1))
+    """
+    once = list({id(each): each for each in given}.values())
+    return once, tuple(next(i for i, other in enumerate(once) if other is each) for each in given)

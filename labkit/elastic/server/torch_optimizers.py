@@ -22,7 +22,7 @@ from labkit.core.errors import InputError
 from labkit.elastic.protocol.blocks import Layout, Param, Vector, is_untouched, mean_gradient, trained
 from labkit.elastic.schedules import Schedule, factor_of
 from labkit.elastic.server.optimizer_hooks import check_hooks
-from labkit.elastic.server.optimizers import TorchOptimizer, UpdateError
+from labkit.elastic.server.optimizers import TorchOptimizer, UpdateError, in_turn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,9 +122,9 @@ class Recipe:
             if name in params:
                 optimizer.state[params[name]].update({key: _own(value) for key, value in values.items()})
 
-    def done(self, name: str, step: int, *, turn: int, n: int, skipped: int) -> int:
-        """Return how often a parameter was updated when updates up to `step` are done, of `n` optimizers in turn."""
-        return (step + n - 1 - turn) // n - skipped + self.before.get(name, 0)
+    def done(self, name: str, n: int, *, skipped: int) -> int:
+        """Return how often a parameter was updated that had `n` turns in the job, without a gradient in some."""
+        return n - skipped + self.before.get(name, 0)
 
     def remembered(self, name: str, parts: Mapping[str, Vector], done: int) -> dict[str, Any]:
         """Return the optimizer's state of a parameter after `done` updates, from the vectors of its block."""
@@ -142,7 +142,7 @@ class TorchUpdates:
     """The optimizers of torch of a job, one after the other if there are several, and their schedules."""
 
     recipes: tuple[Recipe, ...]
-    """The optimizers; update number k is that of optimizer k modulo their number."""
+    """The optimizers."""
     options: tuple[Groups, ...]
     """Options of their groups at the beginning."""
     schedulers: bytes = b""
@@ -151,12 +151,19 @@ class TorchUpdates:
     """Updates between two steps of the schedulers."""
     schedule: Schedule | None = None
     """Factor of the learning rates instead: see `labkit.elastic.schedules`."""
+    turns: tuple[int, ...] = (0,)
+    """Update number k is that of the optimizer whose number is the one at k modulo their number."""
+
+    def n_turns(self, number: int, step: int) -> int:
+        """Return how many of the updates up to `step` are those of an optimizer."""
+        whole, rest = divmod(step, len(self.turns))
+        return whole * self.turns.count(number) + self.turns[:rest].count(number)
 
     @property
     def described(self) -> TorchOptimizer:
         """What a checkpoint says of them."""
         names = {name for recipe in self.recipes for kept in recipe.kept.values() for name in kept}
-        return TorchOptimizer(tuple(recipe.kind.__name__ for recipe in self.recipes), tuple(sorted(names)))
+        return TorchOptimizer(tuple(self.recipes[i].kind.__name__ for i in self.turns), tuple(sorted(names)))
 
     @property
     def n_before(self) -> int:
@@ -182,7 +189,7 @@ class TorchUpdates:
     def of_block(self, params: Sequence[Param], first: int, rates: Rates) -> BlockUpdates:
         """Return the updates of a block that begins at number `first` of the flat vector."""
         places = [(p, p.first - first) for p in params]
-        return BlockUpdates(self.recipes, places, rates, self.described.state_names)
+        return BlockUpdates(self, places, rates, self.described.state_names)
 
 
 class Rates:
@@ -247,16 +254,18 @@ class BlockUpdates:
     keeps_zeros = False
 
     def __init__(
-        self, recipes: Sequence[Recipe], places: Sequence[tuple[Param, int]], rates: Rates, names: tuple[str, ...]
+        self, updates: TorchUpdates, places: Sequence[tuple[Param, int]], rates: Rates, names: tuple[str, ...]
     ) -> None:
-        self.state_names, self._rates = names, rates
-        self._recipes = [(recipe, [place for place in places if place[0].name in recipe.kept]) for recipe in recipes]
+        self.state_names, self._rates, self._updates = names, rates, updates
+        self._recipes = [
+            (recipe, [place for place in places if place[0].name in recipe.kept]) for recipe in updates.recipes
+        ]
 
     def apply(
         self, param: Any, grad: Any, state: Mapping[str, Any], *, step: int, scale: float = 1.0, plus: Any = None
     ) -> None:
         """See Updates."""
-        turn = (step - 1) % len(self._recipes)
+        turn = self._updates.turns[(step - 1) % len(self._updates.turns)]
         recipe, places = self._recipes[turn]
         if not places:
             return
@@ -270,7 +279,7 @@ class BlockUpdates:
         parts = {p.name: {name: vector[first : first + p.n] for name, vector in state.items()} for p, first in places}
         for p, first in places:
             skipped = counts.get(SKIPPED + first, 0)
-            if done := recipe.done(p.name, step - 1, turn=turn, n=len(self._recipes), skipped=skipped):
+            if done := recipe.done(p.name, self._updates.n_turns(turn, step - 1), skipped=skipped):
                 chosen.state[params[p.name]] = recipe.remembered(p.name, parts[p.name], done)
         try:
             chosen.step()
@@ -315,12 +324,12 @@ def load_optimizers(
 
     `blocks`: those of a checkpoint, by number.
     """
-    if len(optimizers) != len(updates.recipes):
-        raise InputError(f"{len(optimizers)} optimizers; expected {len(updates.recipes)}, as the job had.")
+    if in_turn(optimizers)[1] != updates.turns:
+        raise InputError(f"{len(optimizers)} optimizers; expected {len(updates.turns)}, as the job had.")
     names, rates = {id(p): name for name, p in trained(model)}, Rates(updates)
     options = rates.at(version + 1)
     placed = {p.name: (p, number) for number in blocks for p in cut.of_block(number)}
-    for turn, (optimizer, recipe) in enumerate(zip(optimizers, updates.recipes, strict=True)):
+    for turn, (optimizer, recipe) in enumerate(zip(in_turn(optimizers)[0], updates.recipes, strict=True)):
         for group, new in zip(optimizer.param_groups, options[turn], strict=True):
             group.update(copy.deepcopy(new))
             for given in group["params"]:
@@ -329,7 +338,7 @@ def load_optimizers(
                 p, number = placed[name]
                 first, block = p.first - cut.extents[number][0], blocks[number]
                 skipped = block.seen.get(SKIPPED + first, 0)
-                if done := recipe.done(name, version, turn=turn, n=len(optimizers), skipped=skipped):
+                if done := recipe.done(name, updates.n_turns(turn, version), skipped=skipped):
                     parts = {key: vector[first : first + p.n] for key, vector in block.state.items()}
                     state = recipe.remembered(name, parts, done)
                     optimizer.state[given] = {
@@ -361,7 +370,7 @@ def recipes(
     every : int
         Updates between two steps of the schedulers.
     """
-    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    given, turns = in_turn(optimizer if isinstance(optimizer, list | tuple) else [optimizer])
     made = [_result_of("optimizer", each, model) for each in given]
     for each in made:
         _check_kind(each)
@@ -380,9 +389,10 @@ def recipes(
     stepped = [name for recipe in found for name in recipe.kept]
     for name in {name for name in stepped if stepped.count(name) > 1}:
         raise InputError(
-            f"two optimizers have '{name}'; expected each parameter in one of them. They take turns, one update each."
+            f"two optimizers have '{name}'; expected each parameter in one of them. They take turns, one update each; "
+            "[a, a, b] is two updates by a for each by b."
         )
-    updates = TorchUpdates(found, options, pickled, every, schedule)
+    updates = TorchUpdates(found, options, pickled, every, schedule, turns)
     _try(updates, made, model)
     return updates
 
@@ -616,8 +626,8 @@ def _try(updates: TorchUpdates, optimizers: Sequence[Any], model: nn.Module) -> 
         p.name: (params[p.name].detach().numpy().ravel().copy(), updates.first_state([p], p.first, names.init(p.n)))
         for p in places
     }
-    for number in range(1, UPDATES * len(whole) + 1):
-        turn = (number - 1) % len(whole)
+    for number in range(1, UPDATES * len(updates.turns) + 1):
+        turn = updates.turns[(number - 1) % len(updates.turns)]
         for group, options in zip(whole[turn].param_groups, rates.at(number)[turn], strict=True):
             group.update(options)
         for p in places:

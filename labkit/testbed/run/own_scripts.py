@@ -20,7 +20,8 @@ from labkit.core.below import SEVERAL, open_plain
 from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.data import as_dataset
-from labkit.elastic.own_training import NEEDED, OwnTraining, has_loop, read_training, training_of
+from labkit.elastic.own_training import NEEDED, OwnTraining, read_training, training_of
+from labkit.elastic.script_text import has_loop
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
 
