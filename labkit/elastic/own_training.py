@@ -9,13 +9,13 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
-from labkit.elastic.script_loop import LoopLoss, Script, line_of
+from labkit.elastic.script_loop import BATCH, LoopLoss, Script, line_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,6 +77,23 @@ class OwnTraining:
     def arguments(self) -> dict[str, Any]:
         """Arguments of `labkit.elastic.start` that the file defines, beside model, data and loss."""
         return {**self.options, **{name: value for name in OF_FILE if (value := getattr(self, name)) is not None}}
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of an update, as its options, its DataLoader or its script say; None: they do not."""
+        own: int | None = self.options.get("batch") or getattr(self.data, "batch_size", None)
+        return BATCH if own is None and isinstance(self.loss, LoopLoss) else own
+
+    def with_batch(self, batch: int) -> OwnTraining:
+        """Return it with another batch size, whatever its options, its DataLoader or its script say."""
+        from labkit.elastic.loading import with_batch_size
+
+        loss = self.loss
+        if isinstance(loss, LoopLoss):
+            loss = replace(loss, script=replace(loss.script, batch=batch))
+        return replace(
+            self, data=with_batch_size(self.data, batch), loss=loss, options={**self.options, "batch": batch}
+        )  # fmt: skip
 
     def start(self, **options: Unpack[JobOptions]) -> Job:
         """Start a job, as `labkit.elastic.start` does; options count more than what the file says."""

@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -143,6 +143,10 @@ class ScriptLoop:
             raise InputError(f"steps is {steps}, epochs {epochs}; expected one of them: updates, or passes over data.")
         self.model, self.optimizer, self.scheduler, self.options = model, optimizer, scheduler, options
         self.data = _as_samples(loader)
+        if (batch := getattr(_THREAD, "batch", None)) is not None:
+            from labkit.elastic.loading import with_batch_size
+
+            self.data, options["batch"] = with_batch_size(self.data, batch), batch
         self.steps = self._of_epochs(epochs) if steps is None else whole("steps", steps, least=1)
         self.update = self.epoch = 0
         self._turns: Turns | None = getattr(_THREAD, "turns", None)
@@ -526,6 +530,8 @@ class Script:
     """Of the random generators before it runs."""
     beside: dict[str, str] = field(default_factory=dict)
     """Text of modules by name, where the file is not there."""
+    batch: int | None = None
+    """Samples of an update, whatever the script says; None: as it says."""
 
     @classmethod
     def of(cls, path: Path, *, seed: int) -> Script:
@@ -554,7 +560,7 @@ class Script:
     def _run(self, turns: Turns, starting: bool) -> None:
         from labkit.elastic.loading import seed_all
 
-        _THREAD.turns, _THREAD.starting = turns, starting
+        _THREAD.turns, _THREAD.starting, _THREAD.batch = turns, starting, self.batch
         turns.module = module = ModuleType("__main__")
         module.__file__ = self.path
         sys.modules["__main__"] = module
@@ -578,7 +584,7 @@ class Script:
             place = folder.joinpath(*name.split("."))
             if file in (f"{place}.py", str(place / "__init__.py")):
                 found[name] = Path(file).read_text(encoding="utf-8")
-        return Script(self.path, self.source, self.seed, found)
+        return replace(self, beside=found)
 
 
 def _install_source_finder(beside: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from inspect import getsource, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,20 +20,23 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Reason
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.elastic.job_start import start
 from labkit.elastic.own_training import OwnTraining, is_file, read_training
+from labkit.experiment.batches import TRIAL_S, checked_batches, chosen, plan_found, reason_of, tried
 from labkit.experiment.deployed import ObserverFactory, run_opened
-from labkit.experiment.history import FILE
+from labkit.experiment.history import FILE, add
 from labkit.experiment.opener import LEASE_S, OnStart, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
+from labkit.schedulers.dlrover.history import Likeness
+from labkit.schedulers.dlrover.plan import Plan
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from labkit.testbed.run.own_scripts import OwnScript
     from labkit.testbed.run.training import TrainingTable
 
 UNITS: Final = 20
@@ -45,6 +48,10 @@ LEAST_UNIT: Final = 0.01
 GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
 """Between two changes of the job; between two looks at it; until it is given up to measure it."""
 MOST_WORKERS, MOST_SERVERS = 8, 2
+ENDLESS: Final = 10**7
+"""Steps of a copy that is ended before."""
+USER: Final = "generated"
+"""Of the job, as of generated traces."""
 PLACE: Final = "here"
 """Folder of the inventory and the agent, beside the runs."""
 STUB: Final = """from pathlib import Path
@@ -74,9 +81,9 @@ def brain_for(cores: float) -> str:
 
 def job_of(
     model: str, *, steps: int, cores: float, workers: int, servers: int, batch: int, max_workers: int,
-    max_servers: int, own: bool = False,
+    max_servers: int, own: bool = False, plan: Plan | None = None,
 ) -> Jobs:  # fmt: skip
-    """Return the job as a trace of one, asynchronous, with the cores shared evenly by the tasks that are asked for.
+    """Return the job as a trace of one, asynchronous, with a plan, or the cores shared evenly by the tasks asked for.
 
     Raise InputError if it has no servers, or makes no sense otherwise.
     """
@@ -84,28 +91,66 @@ def job_of(
         if n < 1:
             of = "; what has no parameter servers cannot configure itself" if name == "servers" else ""
             raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
-    each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
+    each = math.floor(1e4 * cores / (workers + servers)) / 1e4
+    plan = plan or Plan(workers, each, servers, each)
     return Jobs.of(
-        name=model, id=[model], model=model, user="generated", arrival_s=[0.0], total_steps=[steps],
-        samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
-        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
+        name=model, id=[model], model=model, user=USER, arrival_s=[0.0], total_steps=[steps],
+        samples_per_step=batch, n_workers=plan.n_workers, n_ps=plan.n_ps, max_workers=max(workers, max_workers),
+        max_ps=max(servers, max_servers), worker_demand=amounts(cpus=plan.worker_cores),
+        ps_demand=amounts(cpus=plan.ps_cores), sync=False,
         duration_s=float(steps) if own else np.nan,  # only to rehearse with
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class AutoProgram:
+    """What a job that configures itself trains: its name, a training of one's own (None: the catalogue's), and how."""
+
+    name: str
+    own: OwnTraining | None
+    training: TrainingTable
+
+    @property
+    def batch(self) -> int:
+        """Samples of an update."""
+        from labkit.testbed.run.job_messages import BATCH
+
+        return self.training.batch or BATCH
+
+    def with_batch(self, batch: int) -> AutoProgram:
+        """Return it with another batch size."""
+        own = None if self.own is None else self.own.with_batch(batch)
+        return AutoProgram(self.name, own, self.training.changed(batch=batch))
+
+    def packed(self, place: Path) -> TrainingTable:
+        """Return how it trains, with a training of one's own as a script, packed."""
+        from labkit.testbed.run.own_scripts import STAGED, OwnScript
+
+        if self.own is None:
+            return self.training
+        with TemporaryDirectory() as folder:
+            self.own.save(Path(folder))
+            (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
+            script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
+        return self.training.changed(scripts={self.name: script})
+
+
 def program_of(
-    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable,
-    place: Path,
-) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
-    """Return the name of a training of one's own, its program as a script, packed, and how it trains.
+    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable
+) -> AutoProgram:  # fmt: skip
+    """Return what is trained, and how.
 
-    The name ends with the hash of what was written: of the file, or of the module and the loss. Final plans are kept by
-    it, so that a training that was changed starts anew. Raise InputError if it defines what a job that configures
-    itself does not take: which.
+    The name of a training of one's own ends with the hash of what was written: of the file, or of the module and the
+    loss. Final plans are kept by it, so that a training that was changed starts anew. Raise InputError if it defines
+    what a job that configures itself does not take: which.
     """
+    from labkit.elastic import models
     from labkit.elastic.data import as_dataset
-    from labkit.testbed.run.own_scripts import STAGED, OwnScript, pickle_by_value
+    from labkit.testbed.run.own_scripts import pickle_by_value
 
+    if isinstance(model, str) and not is_file(model):
+        name = models.size_of(model, width=training.widths.get(model, training.width)).name
+        return AutoProgram(name, None, training)
     if isinstance(model, str | Path):
         path = Path(model)
         own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
@@ -118,11 +163,8 @@ def program_of(
         own, stem = OwnTraining(model, as_dataset(data), loss), type(model).__name__.lower()
         written = "\n".join([repr(model), _source(type(model)), _source(loss)]).encode()
     own.check()
-    with TemporaryDirectory() as folder:
-        own.save(Path(folder))
-        (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
-        script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
-    return f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", script, training
+    program = AutoProgram(f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", own, training)
+    return program.with_batch(training.batch or own.batch or program.batch)
 
 
 def _source(of: Any) -> str:
@@ -136,8 +178,7 @@ def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> 
     """Return how a job trains, with the options of its file that are not set otherwise; the others go with the file."""
     usual, known = type(training)(), signature(start).parameters
     names = [each.name for each in fields(training) if each.name not in ("scripts", "widths", "width", "samples")]
-    batch = {"batch": own.data.batch_size} if hasattr(own.data, "batch_size") else {}
-    for name, value in {**batch, **own.options}.items():
+    for name, value in own.options.items():
         if name not in names and name not in known:
             raise unknown(f"option of {where} for --auto", name, sorted({*names, *known}))
         if name in names and getattr(training, name) == getattr(usual, name):
@@ -146,7 +187,7 @@ def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> 
 
 
 def opener_of(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | AutoProgram,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -161,30 +202,54 @@ def opener_of(
     history: str | Path | None = None,
     lease_s: float = LEASE_S,
     training: TrainingTable | None = None,
+    plan: Plan | None = None,
 ) -> Preflight:
-    """Return a run that may begin; parameters and errors are those of `auto`."""
-    from labkit.elastic import models
+    """Return a run that may begin; parameters and errors are those of `auto`.
+
+    `plan`: what the job asks for, instead of `workers` and `servers`.
+    """
     from labkit.testbed.run.session import local_inventory
     from labkit.testbed.run.training import TrainingTable
 
-    training = training or TrainingTable()
+    if not isinstance(model, AutoProgram):
+        model = program_of(model, data, loss, training=training or TrainingTable())
     kept = Path(runs)
-    if isinstance(model, str) and not is_file(model):
-        name = models.size_of(model, width=training.widths.get(model, training.width)).name
-    else:
-        name, script, training = program_of(model, data, loss, training=training, place=kept / PLACE)
-        training = training.changed(scripts={name: script})
+    training = model.packed(kept / PLACE)
     hosts = local_inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
-        name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
-        max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts),
+        model.name, steps=steps, cores=there, workers=workers, servers=servers, batch=model.batch,
+        max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts), plan=plan,
     )  # fmt: skip
     return Preflight.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, runs=kept,
         name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
         lease_s=lease_s, history=kept / FILE if history is None else Path(history),
     )  # fmt: skip
+
+
+def with_batch_of(
+    program: AutoProgram, batches: Sequence[int], *, steps: int, tell: Callable[[str], None],
+    **options: Unpack[AutoFields],
+) -> tuple[AutoProgram, int, Reason]:  # fmt: skip
+    """Return what is trained with the batch size that trials show to be enough, in how many steps, and why."""
+    allowed = checked_batches(batches)
+    options["history"] = history = Path(options.get("history") or Path(options.get("runs", "runs")) / FILE)
+    tell(f"batches {', '.join(map(str, allowed))} are tried on copies of the job, {TRIAL_S:.0f} s each")
+    with TemporaryDirectory(prefix="labkit-trials-") as folder:
+        options["runs"] = folder
+        usual = program.batch if program.batch in allowed else allowed[0]
+        plan = plan_found(opener_of(program.with_batch(usual), steps=steps, **options))
+        tell(f"trials with {plan or 'what was asked for'}")
+        options["scheduler"] = "static"
+        trials = tried(
+            lambda batch: opener_of(program.with_batch(batch), steps=ENDLESS, plan=plan, **options), allowed, tell
+        )  # fmt: skip
+    taken = chosen(trials).batch
+    if plan is not None:  # with which it was tried: the job begins with it
+        add(history, Likeness(program.name, taken, USER), plan)
+    n_steps = math.ceil(steps * program.batch / taken)
+    return program.with_batch(taken), n_steps, reason_of(trials, steps=n_steps, before=(program.batch, steps))
 
 
 class AutoFields(TypedDict, total=False):
@@ -208,6 +273,8 @@ def auto(
     loss: Callable[[Any, Any], Any] | None = None,
     *,
     steps: int,
+    batches: Sequence[int] = (),
+    tell: Callable[[str], None] = print,
     progress: bool = False,
     observers: Sequence[Observer] = (),
     observer_factory: ObserverFactory | None = None,
@@ -224,7 +291,12 @@ def auto(
     data, loss
         With a module: its samples and its loss, as `labkit.elastic.start` takes them.
     steps : int
-        Updates of the parameters.
+        Updates of the parameters; with `batches`, of the training's own batch size: samples stay as many.
+    batches : sequence of int
+        Batch sizes that it may train with. Each is tried for some seconds on a copy of the job, before it begins; the
+        smallest with 90% of the best samples/s is taken. The learning rate stays as it is.
+    tell : callable
+        Is called with a line for each trial; by default it is printed.
     progress : bool
         Show a progress bar.
     observers : sequence of callables
@@ -261,7 +333,14 @@ def auto(
     InputError
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
-    opener = opener_of(model, data, loss, steps=steps, **options)
+    from labkit.testbed.run.training import TrainingTable
+
+    program = program_of(model, data, loss, training=options.get("training") or TrainingTable())
+    decided: tuple[Reason, ...] = ()
+    if batches:
+        program, steps, why = with_batch_of(program, batches, steps=steps, tell=tell, **options)
+        decided = (why,)
     return run_opened(
-        opener, progress=progress, observers=observers, observer_factory=observer_factory, on_start=on_start
-    )
+        opener_of(program, steps=steps, **options), progress=progress, observers=observers,
+        observer_factory=observer_factory, on_start=on_start, decided=decided,
+    )  # fmt: skip

@@ -10,10 +10,18 @@ import torch
 from torch import nn
 
 from labkit.core import InputError
+from labkit.core.events import Kind, events
 from labkit.core.jobs import Jobs
-from labkit.core.resources import amounts
-from labkit.experiment.auto import auto, opener_of
+from labkit.core.resources import CPUS, amounts
+from labkit.elastic.own_training import OwnTraining
+from labkit.experiment import batches
+from labkit.experiment.auto import auto, opener_of, program_of, with_batch_of
+from labkit.experiment.history import FILE, add, read
 from labkit.experiment.opener import Preflight
+from labkit.experiment.time_limit import TimeLimitError
+from labkit.results.record import RunRecord
+from labkit.schedulers.dlrover.history import History, Likeness
+from labkit.schedulers.dlrover.plan import Plan
 from labkit.testbed.run.own_scripts import OwnScript, training_from
 from labkit.testbed.run.session import local_inventory
 from labkit.testbed.run.training import TrainingTable
@@ -76,6 +84,68 @@ def test_what_a_file_asks_for_and_would_not_get_is_refused(mine: Path, line: str
 def test_a_module_needs_its_data_and_loss() -> None:
     with pytest.raises(InputError, match=r"auto\(model, data, loss, steps=\.\.\.\)"):
         opener_of(nn.Linear(4, 1), steps=10)
+
+
+LOADER = """
+def data():
+    samples = torch.utils.data.TensorDataset(torch.randn(64, WIDTH), torch.zeros(64).long())
+    return torch.utils.data.DataLoader(samples, 8)
+"""
+LOOP = """
+import torch, labkit
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with labkit.elastic(model, optimizer, (torch.ones(64, 2), torch.zeros(64, 1)), steps=9, batch=16) as job:
+    for x, y in job:
+        job.step(torch.nn.functional.mse_loss(model(x), y))
+"""
+
+
+@pytest.mark.parametrize(("text", "own"), [(MINE, 16), (MINE.replace(', "batch": 16', "") + LOADER, 8), (LOOP, 16)])
+def test_a_batch_that_was_typed_counts_more_than_any_that_a_file_says(mine: Path, text: str, own: int) -> None:
+    mine.write_text(text)
+    assert program_of(mine, None, None, training=TrainingTable()).batch == own
+    typed = program_of(mine, None, None, training=TrainingTable(batch=32))  # the default where nothing says it
+    typed.own.save(mine.parent)  # type: ignore[union-attr]
+    there = OwnTraining.load(mine.parent)
+    assert (typed.batch, there.batch, there.options["batch"]) == (32, 32, 32)
+
+
+def test_the_smallest_batch_size_that_is_nearly_as_fast_is_taken_and_its_reason_kept(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[int, Plan]] = []
+
+    def run_on_paper(opener: Preflight, *, observers: list, **_: object) -> RunRecord:
+        jobs, rows = opener.experiment.jobs, events(2)
+        batch = int(jobs.samples_per_step[0])
+        if opener.name == "static":
+            cores = jobs.worker_demand[0, CPUS], jobs.ps_demand[0, CPUS]
+            tried.append((batch, Plan(int(jobs.n_workers[0]), cores[0], int(jobs.n_ps[0]), cores[1])))
+            rows["kind"], rows["time_s"] = Kind.PROGRESSED, [1.0, 11.0]
+            rows["value"] = [1.0, 1 + 10 / (0.01 + 0.0005 * batch)]
+            with pytest.raises(TimeLimitError):
+                observers[0](rows)
+        info = opener.experiment.info(opener.scheduler, name=opener.name)
+        return RunRecord(info=info, jobs=jobs, cluster=opener.experiment.cluster, events=rows[:0])
+
+    monkeypatch.setattr(batches, "run_opened", run_on_paper)
+    program, lines, runs = program_of(mine, None, None, training=TrainingTable()), list[str](), mine.parent / "runs"
+    add(runs / FILE, Likeness(program.name, 16, "generated"), Plan(1, 0.3, 1, 0.2))
+    program, steps, why = with_batch_of(program, [256, 16, 128], steps=100, tell=lines.append, runs=runs)
+    assert tried == [(batch, Plan(1, 0.3, 1, 0.2)) for batch in (16, 256, 128)], "all with the plan that is known"
+    assert (program.batch, steps) == (128, 13), "as many samples"
+    assert "batch 128 from now on, the smallest with 90% of the samples/s of 256" in why.text
+    assert "batch 128: 1730 samples/s (1730 predicted, " in why.text
+    assert why.speed == pytest.approx(1 / 0.074)
+    assert len(lines) == 5
+    known = History().noted({Likeness(program.name, 128, "generated"): Plan(1, 0.3, 1, 0.2)})
+    assert read(runs / FILE).alike.items() >= known.alike.items(), "the job begins with what was tried"
+
+
+def test_one_batch_size_is_no_choice() -> None:
+    with pytest.raises(InputError, match=r"batches is 64; expected two or more .* for a single one, batch"):
+        auto("wide_deep", steps=10, batches=[64])
 
 
 def test_a_module_of_a_notebook_trains_and_leaves_a_record(tmp_path: Path) -> None:
