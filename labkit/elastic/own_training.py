@@ -6,16 +6,17 @@ This is the one form for `labkit train`, `labkit train --auto`, `labkit deploy -
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
-from labkit.elastic.script_loop import BATCH, LoopLoss, Script, line_of
+from labkit.elastic.script_loop import BATCH, LoopLoss, Script, ScriptLoop, line_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +130,10 @@ class OwnTraining:
         import pickle
 
         sent = pickle.loads((folder / FILE).read_bytes())  # written by this user, and brought to this host
-        return sent if isinstance(sent, cls) else _of_loop(sent.program().loss)
+        if isinstance(sent, cls):
+            return sent
+        loss = sent.program().loss
+        return of_loop(loss.loop, loss)
 
     def finish(self, result: Result) -> None:
         """Let a script with a loop of its own go on after it, with the trained model, its optimizer and scheduler.
@@ -145,6 +149,15 @@ class OwnTraining:
             if not isinstance(self.optimizer, str):
                 result.load_optimizer(self.optimizer, self.scheduler)
             self.loss.finish(result.state_dict())
+
+
+def of_loop(loop: ScriptLoop, loss: Any) -> OwnTraining:
+    """Return the training of `labkit.elastic(model, optimizer, loader)`, with a loss in place of the loop's body."""
+    options: dict[str, Any] = {**loop.options, "steps": loop.steps}
+    given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
+    return OwnTraining(
+        loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given
+    )  # fmt: skip
 
 
 def train(
@@ -255,7 +268,8 @@ def read_training(path: Path, *, seed: int) -> OwnTraining:
     import torch
 
     if has_loop(path):
-        return _of_loop(Script.of(path, seed=seed).start(starting=True))
+        loss = Script.of(path, seed=seed).start(starting=True)
+        return of_loop(loss.loop, loss)
     torch.manual_seed(seed)  # of what the file itself makes
     return training_of(path, _executed(path), seed=seed)
 
@@ -285,6 +299,40 @@ def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
     return OwnTraining(**given)
 
 
+def content_of(path: Path) -> str:
+    """Return the SHA-256 of a file and of the modules beside it that it imports, and these import.
+
+    What is imported at run time by a name, and files that are read, do not count.
+    """
+    path = path.absolute()
+    found, unread = dict[Path, bytes](), [path]
+    while unread:
+        if (file := unread.pop()) not in found:
+            found[file] = file.read_bytes()
+            unread += _imported(found[file], file, path.parent)
+    whole = hashlib.sha256(found.pop(path))
+    for file in sorted(found):
+        whole.update(f"\0{file.relative_to(path.parent)}\0".encode() + found[file])
+    return whole.hexdigest()
+
+
+def _imported(text: bytes, file: Path, top: Path) -> Iterator[Path]:
+    """Yield the files below a folder of the modules that a file imports, and of their packages."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return  # `_executed` says what is wrong
+    for node in nodes:
+        places: list[Path] = []
+        if isinstance(node, ast.Import):
+            places = [top.joinpath(*alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = (file.parents[node.level - 1] if node.level else top).joinpath(*(node.module or "").split("."))
+            places = [module / alias.name for alias in node.names]
+        for each in (each for place in places for each in (place, *place.parents) if top in each.parents):
+            yield from (one for one in (each.with_name(f"{each.name}.py"), each / "__init__.py") if one.is_file())
+
+
 def has_loop(path: Path) -> bool:
     """Return whether a file is a script with a loop over `labkit.elastic(...)`."""
     try:
@@ -299,15 +347,6 @@ def has_loop(path: Path) -> bool:
         if isinstance(item.context_expr, ast.Call)
     ]
     return any("elastic" in (getattr(each, "attr", ""), getattr(each, "id", "")) for each in called)
-
-
-def _of_loop(loss: LoopLoss) -> OwnTraining:
-    loop = loss.loop
-    options: dict[str, Any] = {**loop.options, "steps": loop.steps}
-    given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
-    return OwnTraining(
-        loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given
-    )  # fmt: skip
 
 
 def _executed(path: Path) -> ModuleType:

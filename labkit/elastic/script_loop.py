@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -220,6 +221,18 @@ class ScriptLoop:
                 "optimizers in turn give a list, and the loss of number job.update % 2."
             )
         self._returned = (loss, metrics) if weight is None else (loss, weight, metrics)
+
+    def auto(self, loss: Any, **options: Any) -> Any:
+        """Train by `labkit.auto` and its options; `loss(model, batch)` takes the place of the loop's body.
+
+        Raise InputError if the job trains already.
+        """
+        if self._begun or self._turns is not None:
+            raise InputError(
+                "job.auto(loss) of a job that trains already; expected it in place of the loop. A script with a loop "
+                "configures itself by labkit train FILE.py --auto."
+            )
+        return import_module("labkit").auto(self, loss=loss, steps=self.steps, **options)  # of a layer above
 
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import getsource, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,8 @@ from labkit.core.placement import Reason
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.elastic.job_start import start
-from labkit.elastic.own_training import OwnTraining, is_file, read_training
+from labkit.elastic.own_training import OwnTraining, content_of, is_file, of_loop, read_training
+from labkit.elastic.script_loop import ScriptLoop
 from labkit.experiment.batches import TRIAL_S, checked_batches, chosen, plan_found, reason_of, tried
 from labkit.experiment.deployed import ObserverFactory, run_opened
 from labkit.experiment.history import FILE, add
@@ -113,9 +114,7 @@ class AutoProgram:
     @property
     def batch(self) -> int:
         """Samples of an update."""
-        from labkit.testbed.run.job_messages import BATCH
-
-        return self.training.batch or BATCH
+        return self.training.samples_per_step
 
     def with_batch(self, batch: int) -> AutoProgram:
         """Return it with another batch size."""
@@ -136,12 +135,13 @@ class AutoProgram:
 
 
 def program_of(
-    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable
+    model: str | Path | nn.Module | ScriptLoop, data: Any, loss: Callable[[Any, Any], Any] | None, *,
+    training: TrainingTable,
 ) -> AutoProgram:  # fmt: skip
     """Return what is trained, and how.
 
-    The name of a training of one's own ends with the hash of what was written: of the file, or of the module and the
-    loss. Final plans are kept by it, so that a training that was changed starts anew. Raise InputError if it defines
+    The name of a training of one's own ends with the hash of what was written: of the file and of what it imports
+    beside it, or of the module and the loss. Final plans are kept by it, so that a training that was changed starts anew. Raise InputError if it defines
     what a job that configures itself does not take: which.
     """
     from labkit.elastic import models
@@ -153,17 +153,20 @@ def program_of(
         return AutoProgram(name, None, training)
     if isinstance(model, str | Path):
         path = Path(model)
-        own, written, stem = read_training(path, seed=training.seed), path.read_bytes(), path.stem
+        own, content, stem = read_training(path, seed=training.seed), content_of(path), path.stem
         own.check_unvalidated(str(path), instead="leave it out, or --auto")
         pickle_by_value(path.absolute().parent)
         training = _with_options(training, own, where=path)
     else:
-        if data is None or loss is None:
+        if loss is None or (data is None and not isinstance(model, ScriptLoop)):
             raise InputError("auto(model) with a module needs data and loss, too: auto(model, data, loss, steps=...).")
-        own, stem = OwnTraining(model, as_dataset(data), loss), type(model).__name__.lower()
-        written = "\n".join([repr(model), _source(type(model)), _source(loss)]).encode()
+        own = of_loop(model, loss) if isinstance(model, ScriptLoop) else OwnTraining(model, data, loss)
+        own, stem = replace(own, data=as_dataset(own.data)), type(own.model).__name__.lower()
+        written = "\n".join([repr(own.model), _source(type(own.model)), _source(own.loss)])
+        content = hashlib.sha256(written.encode()).hexdigest()
+        training = _with_options(training, own, where="the training")
     own.check()
-    program = AutoProgram(f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", own, training)
+    program = AutoProgram(f"{stem}-{content[:12]}", own, training)
     return program.with_batch(training.batch or own.batch or program.batch)
 
 
@@ -174,7 +177,7 @@ def _source(of: Any) -> str:
         return repr(of)
 
 
-def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> TrainingTable:
+def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path | str) -> TrainingTable:
     """Return how a job trains, with the options of its file that are not set otherwise; the others go with the file."""
     usual, known = type(training)(), signature(start).parameters
     names = [each.name for each in fields(training) if each.name not in ("scripts", "widths", "width", "samples")]
@@ -187,7 +190,7 @@ def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> 
 
 
 def opener_of(
-    model: str | Path | nn.Module | AutoProgram,
+    model: str | Path | nn.Module | ScriptLoop | AutoProgram,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -268,7 +271,7 @@ class AutoFields(TypedDict, total=False):
 
 
 def auto(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | ScriptLoop,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -287,7 +290,7 @@ def auto(
     ----------
     model : str or Module
         One of `labkit.elastic.models.available()`, or the start of its name; or a file of one's own that defines
-        model(), data() and loss(model, batch); or a module.
+        model(), data() and loss(model, batch); or a module; or a job of `labkit.elastic`, whose `auto` calls this.
     data, loss
         With a module: its samples and its loss, as `labkit.elastic.start` takes them.
     steps : int

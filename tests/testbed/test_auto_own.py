@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import labkit
 from labkit.core import InputError
 from labkit.core.events import Kind, events
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, amounts
-from labkit.elastic.own_training import OwnTraining
+from labkit.elastic.job import Job
+from labkit.elastic.own_training import OwnTraining, content_of
 from labkit.experiment import batches
 from labkit.experiment.auto import auto, opener_of, program_of, with_batch_of
 from labkit.experiment.history import FILE, add, read
@@ -64,8 +67,28 @@ def test_a_file_of_ones_own_is_named_by_its_content_and_trains_as_it_says(mine: 
     assert first.training.scripts[name].code_hash, "model, data and loss are packed, whatever becomes of the file"
     again = opener_of(str(mine), steps=10, runs=mine.parent / "runs")
     assert again.experiment.jobs.models == (name,)
+    (mine.parent / "other.py").write_text("WIDTH = 8\n")
+    assert name == f"mine-{content_of(mine)[:12]}" == f"mine-{OwnScript.of(mine).content[:12]}"
     mine.write_text(MINE.replace("0.02", "0.03"))
     assert opener_of(str(mine), steps=10, runs=mine.parent / "runs").experiment.jobs.models != (name,)
+
+
+def test_a_script_is_another_one_when_something_that_it_imports_beside_it_was_edited(tmp_path: Path) -> None:
+    files = {
+        "mine.py": "import torch, os.path\nfrom nets import wide\nimport nets.far",
+        "nets/__init__.py": "", "nets/wide.py": "from . import near\nfrom .near import x", "nets/near.py": "import far",
+        "nets/far.py": "", "far.py": "import mine",
+    }  # fmt: skip
+    (tmp_path / "nets").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    known = {content_of(tmp_path / "mine.py")}
+    (tmp_path / "nets" / "unused.py").write_text("a = 1")
+    assert content_of(tmp_path / "mine.py") in known, "nobody imports it"
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\nb = 1")
+        known.add(content_of(tmp_path / "mine.py"))
+    assert len(known) == 1 + len(files)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +172,24 @@ def test_one_batch_size_is_no_choice() -> None:
 
 
 def test_a_module_of_a_notebook_trains_and_leaves_a_record(tmp_path: Path) -> None:
-    x = torch.randn(64, 4)
-    record = auto(
-        nn.Linear(4, 1), torch.utils.data.TensorDataset(x, x[:, :1]), square_loss, steps=60, runs=tmp_path,
-        training=TrainingTable(batch=16, lease_s=2.0),
-    )  # fmt: skip
+    x, model = torch.randn(64, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = labkit.elastic(model, optimizer, torch.utils.data.TensorDataset(x, x[:, :1]), steps=60, batch=16)
+    record = job.auto(square_loss, runs=tmp_path, training=TrainingTable(lease_s=2.0))
     assert record.complete
     assert str(record.jobs.models[0]).startswith("linear-")
+    assert record.jobs.samples_per_step[0] == 16
+
+
+def test_a_job_that_trains_already_does_not_configure_itself() -> None:
+    model = nn.Linear(4, 1)
+    job = labkit.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1), (torch.ones(8, 4),), steps=2, batch=8)
+    for (x,) in job:
+        job.step(model(x).mean())
+    with pytest.raises(InputError, match=r"job\.auto\(loss\) of a job that trains already; .* --auto"):
+        job.auto(square_loss)
+    with pytest.raises(InputError, match=r"job\.auto\(\) of a job that trains already, in .*; expected labkit\.auto"):
+        Job.auto(SimpleNamespace(folder="/tmp/job"))  # type: ignore[arg-type]
 
 
 def test_final_plans_of_a_script_on_hosts_are_kept_by_its_own_content(mine: Path, tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ class TrainingTable:
         made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in scripts.items()}
         object.__setattr__(self, "scripts", made)
 
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of an update, where no script says it."""
+        return self.batch or BATCH
+
     @classmethod
     def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
         """Return the table of a record, whose scripts need consent; their archives are those in the record's folder.
@@ -148,7 +153,7 @@ class TrainingTable:
             name="" if own else name, script=script, code=code, samples=samples,
             width=self.widths.get(name, self.width), seed=self.seed + number,
             data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
-            batch=self.batch or BATCH, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
+            batch=self.samples_per_step, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
             save_every=self.save_every, standby=self.standby, lease_s=self.lease_s, network=self.network,
             sites=tuple(sites), place=dict(place), loads_every_s=self.measure_every_s or 0.0,
         )  # fmt: skip
