@@ -141,8 +141,8 @@ def program_of(
     """Return what is trained, and how.
 
     The name of a training of one's own ends with the hash of what was written: of the file and of what it imports
-    beside it, or of the module and the loss. Final plans are kept by it, so that a training that was changed starts anew. Raise InputError if it defines
-    what a job that configures itself does not take: which.
+    beside it, or of the module and the loss. Final plans are kept by it, so that a training that was changed starts
+    anew. Raise InputError if it defines what a job that configures itself does not take: which.
     """
     from labkit.elastic import models
     from labkit.elastic.data import as_dataset
