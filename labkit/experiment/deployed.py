@@ -17,7 +17,7 @@ from labkit.core.placement import Reason
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import LEASE_S, NAMED_AS, OnStart, Preflight, name_on_hosts, tell_end
+from labkit.experiment.opener import LEASE_S, NAMED_AS, OnStart, Preflight, name_on_hosts, on_machines, tell_end
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Observer
@@ -197,7 +197,7 @@ def attach(
             inventory = _hosts(memory, record)
             with callers:
                 fields["cluster"] = inventory.cluster()
-                experiment = Experiment.of(record.jobs, **fields)
+                experiment = on_machines(record.jobs, memory.training.get("scripts", ()), **fields)
             made = made or named_in(record)
             backend = _taken_over(
                 record, memory, path, inventory=inventory, lease_s=lease_s, retries=retries, take_over=take_over

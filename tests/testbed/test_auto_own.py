@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -192,9 +193,11 @@ def test_a_job_that_trains_already_does_not_configure_itself() -> None:
         Job.auto(SimpleNamespace(folder="/tmp/job"))  # type: ignore[arg-type]
 
 
-def test_final_plans_of_a_script_on_hosts_are_kept_by_its_own_content(mine: Path, tmp_path: Path) -> None:
+def test_a_script_on_hosts_needs_no_duration_and_its_final_plans_are_kept_by_its_content(
+    mine: Path, tmp_path: Path
+) -> None:
     jobs = Jobs.of(
-        arrival_s=[0.0], total_steps=[9], duration_s=9.0, model="mine", n_workers=1, n_ps=1, max_workers=9, max_ps=9,
+        arrival_s=[0.0], total_steps=[9], model="mine", n_workers=1, n_ps=1, max_workers=9, max_ps=9,
         worker_demand=amounts(cpus=0.2), ps_demand=amounts(cpus=0.2),
     )  # fmt: skip
     table = TrainingTable(scripts={"mine": OwnScript.of(mine)})
@@ -206,6 +209,12 @@ def test_final_plans_of_a_script_on_hosts_are_kept_by_its_own_content(mine: Path
     assert named[0].experiment.jobs.models == (f"mine-{OwnScript.of(mine).content[:12]}",)
     assert list(named[0].training.scripts) == list(named[0].experiment.jobs.models)
     assert named[1].experiment.jobs.models == ("mine",), "a scheduler that remembers nothing has no use for it"
+    told = named[1].experiment
+    assert np.isnan(told.jobs.duration_s).all(), "how long it takes is not known"
+    assert told.speeds == "durations of 1 jobs are not known until they are measured"
+    for name in ("srtf", "gavel_las"):
+        with pytest.raises(InputError, match=rf"scheduler '{name}' decides by duration_s, which job 0 does not have"):
+            Preflight.of(jobs, inventory=hosts, scheduler=name, runs=tmp_path / "runs", training=table)
 
 
 def test_what_labkit_train_takes_a_host_takes_too(mine: Path) -> None:
