@@ -34,6 +34,7 @@ from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 from labkit.schedulers.dlrover.history import Likeness
 from labkit.schedulers.dlrover.plan import Plan
+from labkit.schedulers.dlrover.scheduler import Dlrover
 
 if TYPE_CHECKING:
     from torch import nn
@@ -242,9 +243,13 @@ def with_batch_of(
     with TemporaryDirectory(prefix="labkit-trials-") as folder:
         options["runs"] = folder
         usual = program.batch if program.batch in allowed else allowed[0]
-        plan = plan_found(opener_of(program.with_batch(usual), steps=steps, **options))
+        first = opener_of(program.with_batch(usual), steps=steps, **options)
+        plan = plan_found(first)
         tell(f"trials with {plan or 'what was asked for'}")
-        options["scheduler"] = "static"
+        options["scheduler"], options["history"] = "static", Path(folder) / FILE
+        if plan is not None and isinstance(brain := first.scheduler, Dlrover):  # it holds tasks to their cores
+            add(Path(folder) / FILE, Likeness(program.name, 0.0, USER), plan)
+            options["scheduler"] = replace(brain, rules=replace(brain.rules, gap_s=float(ENDLESS)))
         trials = tried(
             lambda batch: opener_of(program.with_batch(batch), steps=ENDLESS, plan=plan, **options), allowed, tell
         )  # fmt: skip
