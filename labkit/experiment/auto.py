@@ -33,7 +33,6 @@ from labkit.experiment.opener import LEASE_S, OnStart, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
 from labkit.schedulers.dlrover.history import Likeness
-from labkit.schedulers.dlrover.plan import Plan
 from labkit.schedulers.dlrover.scheduler import Dlrover
 
 if TYPE_CHECKING:
@@ -83,9 +82,9 @@ def brain_for(cores: float) -> str:
 
 def job_of(
     model: str, *, steps: int, cores: float, workers: int, servers: int, batch: int, max_workers: int,
-    max_servers: int, own: bool = False, plan: Plan | None = None,
+    max_servers: int, own: bool = False,
 ) -> Jobs:  # fmt: skip
-    """Return the job as a trace of one, asynchronous, with a plan, or the cores shared evenly by the tasks asked for.
+    """Return the job as a trace of one, asynchronous, with the cores shared evenly by the tasks that are asked for.
 
     Raise InputError if it has no servers, or makes no sense otherwise.
     """
@@ -93,13 +92,11 @@ def job_of(
         if n < 1:
             of = "; what has no parameter servers cannot configure itself" if name == "servers" else ""
             raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
-    each = math.floor(1e4 * cores / (workers + servers)) / 1e4
-    plan = plan or Plan(workers, each, servers, each)
+    each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
     return Jobs.of(
         name=model, id=[model], model=model, user=USER, arrival_s=[0.0], total_steps=[steps],
-        samples_per_step=batch, n_workers=plan.n_workers, n_ps=plan.n_ps, max_workers=max(workers, max_workers),
-        max_ps=max(servers, max_servers), worker_demand=amounts(cpus=plan.worker_cores),
-        ps_demand=amounts(cpus=plan.ps_cores), sync=False,
+        samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
+        max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
         duration_s=float(steps) if own else np.nan,  # only to rehearse with
     )  # fmt: skip
 
@@ -206,12 +203,8 @@ def opener_of(
     history: str | Path | None = None,
     lease_s: float = LEASE_S,
     training: TrainingTable | None = None,
-    plan: Plan | None = None,
 ) -> Preflight:
-    """Return a run that may begin; parameters and errors are those of `auto`.
-
-    `plan`: what the job asks for, instead of `workers` and `servers`.
-    """
+    """Return a run that may begin; parameters and errors are those of `auto`."""
     from labkit.testbed.run.session import local_inventory
     from labkit.testbed.run.training import TrainingTable
 
@@ -223,7 +216,7 @@ def opener_of(
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
         model.name, steps=steps, cores=there, workers=workers, servers=servers, batch=model.batch,
-        max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts), plan=plan,
+        max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts),
     )  # fmt: skip
     return Preflight.of(
         jobs, inventory=hosts, scheduler=brain_for(there) if scheduler is None else scheduler, runs=kept,
@@ -251,7 +244,7 @@ def with_batch_of(
             add(Path(folder) / FILE, Likeness(program.name, 0.0, USER), plan)
             options["scheduler"] = replace(brain, rules=replace(brain.rules, gap_s=float(ENDLESS)))
         trials = tried(
-            lambda batch: opener_of(program.with_batch(batch), steps=ENDLESS, plan=plan, **options), allowed, tell
+            lambda batch: opener_of(program.with_batch(batch), steps=ENDLESS, **options), allowed, tell
         )  # fmt: skip
     taken = chosen(trials).batch
     if plan is not None:  # with which it was tried: the job begins with it
