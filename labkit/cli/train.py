@@ -73,6 +73,15 @@ def train(
             show_default=False,
         ),
     ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            help="With --auto: batch sizes to choose from. Each is tried for some seconds before the job begins; the "
+            "smallest with 90% of the best samples/s is taken. --steps counts those of the file's own batch.",
+            metavar="N,N,...",
+            show_default=False,
+        ),
+    ] = None,
     at: Annotated[
         list[str] | None,
         typer.Option(
@@ -208,9 +217,9 @@ def train(
             "lease_s": lease_s, "save_every": save_every,
         }  # fmt: skip
         _auto(context, model, table, args=args or (), steps=steps, cores=cores, workers=workers, servers=servers,
-              runs=runs, history=history, as_json=as_json)  # fmt: skip
+              runs=runs, history=history, batches=batches, as_json=as_json)  # fmt: skip
         return
-    _refuse_without_auto(model, cores=cores, history=history, runs=runs)
+    _refuse_without_auto(model, cores=cores, history=history, runs=runs, batches=batches)
     from labkit.elastic.controller.controller_state import checked_strategy
     from labkit.elastic.job import ScaleRequest, follow, most_servers
     from labkit.elastic.own_training import arguments_of, validation_of
@@ -285,7 +294,8 @@ def _verify(
 
 def _auto(
     context: typer.Context, model: str, table: Mapping[str, Any], *, args: Sequence[str], steps: int | None,
-    cores: float | None, workers: int, servers: int, runs: Path | None, history: Path | None, as_json: bool,
+    cores: float | None, workers: int, servers: int, runs: Path | None, history: Path | None, batches: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Train a model that finds its own resources."""
     from labkit.elastic.own_training import OF_CATALOGUE, is_file
@@ -303,7 +313,16 @@ def _auto(
     train_auto(
         model, steps=AUTO_STEPS if steps is None else steps, cores=cores, workers=workers, servers=servers,
         training=TrainingTable(**table), runs=runs or Path("runs"), history=history, args=args, as_json=as_json,
+        batches=_numbers(batches),
     )  # fmt: skip
+
+
+def _numbers(batches: str | None) -> list[int]:
+    """Return the numbers of --batches: "64,128"."""
+    try:
+        return [int(each) for each in (batches or "").split(",") if each or batches]
+    except ValueError:
+        raise InputError(f"--batches is '{batches}'; expected batch sizes with commas between them: 64,128.") from None
 
 
 def _refuse_without_auto(model: str, **options: object) -> None:
@@ -470,7 +489,7 @@ def _sentence(name: str, result: Result) -> str:
 
 TAKES: Final = (
     "model", "args", "workers", "servers", "steps", "auto", "cores", "history", "batch", "optimizer", "lr", "width",
-    "samples", "save_every", "lease_s", "runs", "seed", "as_json",
+    "samples", "save_every", "lease_s", "runs", "seed", "as_json", "batches",
 )  # fmt: skip
 """Options of `labkit train` that go with --auto."""
 
@@ -490,7 +509,9 @@ def refuse_with_auto(context: typer.Context) -> None:
             raise InputError(f"{option.opts[0]} does not go with --auto; leave one of them out.")
 
 
-def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoFields]) -> None:
+def train_auto(
+    model: str, *, steps: int, as_json: bool, batches: Sequence[int] = (), **options: Unpack[AutoFields]
+) -> None:  # fmt: skip
     """Train a model that configures itself; exit code 1 if it was given up."""
     from labkit.elastic.process.limits import describe_limits
     from labkit.experiment.auto import auto
@@ -499,7 +520,8 @@ def train_auto(model: str, *, steps: int, as_json: bool, **options: Unpack[AutoF
         print(f"limits here: {describe_limits()}; --auto limits cores and no memory", file=sys.stderr)
     with Teller(steps, quiet=as_json) as teller:
         record = auto(
-            model, steps=steps, observer_factory=teller.observer_of, on_start=tell_watch, **options
+            model, steps=steps, observer_factory=teller.observer_of, on_start=tell_watch, batches=batches,
+            tell=teller.say, **options,
         )  # fmt: skip
     told = summary(record)
     print(json.dumps(told) if as_json else sentence(told, options.get("runs", "runs")))
@@ -519,6 +541,11 @@ class Teller:
         self._reasons = reasons
         return self
 
+    def say(self, line: str) -> None:
+        """Show a line above the bar."""
+        if not self._quiet:
+            self._bar.write(printable(line))
+
     def __call__(self, batch: Events) -> None:
         """Show what happened in a batch."""
         for row in batch:
@@ -526,8 +553,8 @@ class Teller:
                 self._bar.update(int(row["value"]) - self._bar.n)
                 if row["speed"] > 0:
                     self._bar.set_postfix_str(f"{row['speed']:.1f} steps/s")
-            elif row["kind"] == Kind.EXPLAINED and not self._quiet:
-                self._bar.write(printable(f"{row['time_s']:6.1f} s  {self._reasons[int(row['value'])]}"))
+            elif row["kind"] == Kind.EXPLAINED:
+                self.say(f"{row['time_s']:6.1f} s  {self._reasons[int(row['value'])]}")
 
     def __enter__(self) -> Self:
         return self

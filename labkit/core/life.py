@@ -154,6 +154,8 @@ class Traits:
         It decides by differences in speed between device types: where there are none, tables have a note.
     lives_on_slos : bool
         It decides by the jobs' `slo_s`: where there are none, tables have a note.
+    needs_durations : bool
+        It decides by the jobs' `duration_s`: runs on machines refuse it where a job has none.
     oracle : bool
         It knows what no scheduler could, such as the speed of every gang; tables have a note.
     measure_every_s : float or None
@@ -179,6 +181,7 @@ class Traits:
     knows_types: bool = True
     lives_on_types: bool = False
     lives_on_slos: bool = False
+    needs_durations: bool = False
     oracle: bool = False
     measure_every_s: float | None = None
     follows_record: bool = False

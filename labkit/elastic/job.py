@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final, NoReturn, Self, TextIO
 
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Cause
@@ -133,6 +133,13 @@ class Job:
         return self._controller.pid
 
     # --- change it
+
+    def auto(self, *_: object, **__: object) -> NoReturn:
+        """Raise InputError: what configures itself does so from its beginning."""
+        raise InputError(
+            f"job.auto() of a job that trains already, in {self.folder}; expected labkit.auto(model, data, loss, "
+            "steps=...) in place of start."
+        )
 
     def scale(
         self, *, servers: int = 0, workers: int = 0, replace: Sequence[str] = (), strategy: str = "handover"

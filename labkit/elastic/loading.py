@@ -220,6 +220,19 @@ class Loading:
         )  # fmt: skip
 
 
+def with_batch_size(data: Any, batch: int) -> Any:
+    """Return a DataLoader with another batch size; samples without one as they are."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if not isinstance(data, DataLoader):
+        return data
+    sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
+    return DataLoader(
+        data.dataset, batch, sampler=sampler, collate_fn=data.collate_fn, num_workers=data.num_workers,
+        drop_last=data.drop_last,
+    )  # fmt: skip
+
+
 @dataclass
 class StreamData:
     """The samples of an IterableDataset, by their place in it; after the last one comes its first one again.

@@ -5,16 +5,19 @@ This is the one form for `labkit train`, `labkit train --auto`, `labkit deploy -
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from labkit.core.errors import InputError
 from labkit.elastic.script import LoopLoss, Script, command_line_of, line_of
+from labkit.elastic.script_loop import BATCH, ScriptLoop
 from labkit.elastic.script_text import has_loop
 
 if TYPE_CHECKING:
@@ -78,6 +81,23 @@ class OwnTraining:
         """Arguments of `labkit.elastic.start` that the file defines, beside model, data and loss."""
         return {**self.options, **{name: value for name in OF_FILE if (value := getattr(self, name)) is not None}}
 
+    @property
+    def batch(self) -> int | None:
+        """Samples of an update, as its options, its DataLoader or its script say; None: they do not."""
+        own: int | None = self.options.get("batch") or getattr(self.data, "batch_size", None)
+        return BATCH if own is None and isinstance(self.loss, LoopLoss) else own
+
+    def with_batch(self, batch: int) -> OwnTraining:
+        """Return it with another batch size, whatever its options, its DataLoader or its script say."""
+        from labkit.elastic.loading import with_batch_size
+
+        loss = self.loss
+        if isinstance(loss, LoopLoss):
+            loss = replace(loss, script=replace(loss.script, batch=batch))
+        return replace(
+            self, data=with_batch_size(self.data, batch), loss=loss, options={**self.options, "batch": batch}
+        )  # fmt: skip
+
     def start(self, **options: Unpack[JobOptions]) -> Job:
         """Start a job, as `labkit.elastic.start` does; options count more than what the file says."""
         from labkit.elastic.job_start import start
@@ -112,7 +132,10 @@ class OwnTraining:
         import pickle
 
         sent = pickle.loads((folder / FILE).read_bytes())  # written by this user, and brought to this host
-        return sent if isinstance(sent, cls) else _of_loop(sent.program().loss)
+        if isinstance(sent, cls):
+            return sent
+        loss = sent.program().loss
+        return of_loop(loss.loop, loss)
 
     def finish(self, result: Result) -> None:
         """Let a script with a loop of its own go on after it, with the trained model, its optimizer and scheduler.
@@ -128,6 +151,15 @@ class OwnTraining:
             if not isinstance(self.optimizer, str):
                 result.load_optimizer(self.optimizer, self.scheduler)
             self.loss.finish(result.state_dict())
+
+
+def of_loop(loop: ScriptLoop, loss: Any) -> OwnTraining:
+    """Return the training of `labkit.elastic(model, optimizer, loader)`, with a loss in place of the loop's body."""
+    options: dict[str, Any] = {**loop.options, "steps": loop.steps}
+    given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
+    return OwnTraining(
+        loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given
+    )  # fmt: skip
 
 
 def train(
@@ -242,7 +274,8 @@ def read_training(path: Path, *, seed: int, args: Sequence[str] = ()) -> OwnTrai
     import torch
 
     if has_loop(path):
-        return _of_loop(Script.of(path, seed=seed, args=args).start(starting=True))
+        loss = Script.of(path, seed=seed, args=args).start(starting=True)
+        return of_loop(loss.loop, loss)
     torch.manual_seed(seed)  # of what the file itself makes
     with command_line_of(path, args):
         return training_of(path, _executed(path), seed=seed)
@@ -273,13 +306,40 @@ def training_of(path: Path, module: ModuleType, *, seed: int) -> OwnTraining:
     return OwnTraining(**given)
 
 
-def _of_loop(loss: LoopLoss) -> OwnTraining:
-    loop = loss.loop
-    options: dict[str, Any] = {**loop.options, "steps": loop.steps}
-    given = {name: options.pop(name) for name in ("schedule", "state") if name in options}
-    return OwnTraining(
-        loop.model, loop.data, loss, optimizer=loop.optimizer, scheduler=loop.scheduler, options=options, **given
-    )  # fmt: skip
+def content_of(path: Path, *args: str) -> str:
+    """Return the SHA-256 of a file and its arguments, and of the modules beside it that it imports, and these import.
+
+    What is imported at run time by a name, and files that are read, do not count.
+    """
+    path = path.absolute()
+    found, unread = dict[Path, bytes](), [path]
+    while unread:
+        if (file := unread.pop()) not in found:
+            found[file] = file.read_bytes()
+            unread += _imported(found[file], file, path.parent)
+    whole = hashlib.sha256(found.pop(path))
+    for file in sorted(found):
+        whole.update(f"\0{file.relative_to(path.parent)}\0".encode() + found[file])
+    for each in args:
+        whole.update(f"\0{each}".encode())
+    return whole.hexdigest()
+
+
+def _imported(text: bytes, file: Path, top: Path) -> Iterator[Path]:
+    """Yield the files below a folder of the modules that a file imports, and of their packages."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return  # `_executed` says what is wrong
+    for node in nodes:
+        places: list[Path] = []
+        if isinstance(node, ast.Import):
+            places = [top.joinpath(*alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = (file.parents[node.level - 1] if node.level else top).joinpath(*(node.module or "").split("."))
+            places = [module / alias.name for alias in node.names]
+        for each in (each for place in places for each in (place, *place.parents) if top in each.parents):
+            yield from (one for one in (each.with_name(f"{each.name}.py"), each / "__init__.py") if one.is_file())
 
 
 def _executed(path: Path) -> ModuleType:

@@ -171,6 +171,8 @@ class Script:
     """Text of modules by name, where the file is not there."""
     args: tuple[str, ...] = ()
     """Arguments of its command line."""
+    batch: int | None = None
+    """Samples of an update, whatever the script says; None: as it says."""
 
     @classmethod
     def of(cls, path: Path, *, seed: int, args: Sequence[str] = ()) -> Script:
@@ -207,7 +209,7 @@ class Script:
     def _run(self, turns: Turns, starting: bool) -> None:
         from labkit.elastic.loading import seed_all
 
-        THREAD.turns, THREAD.starting = turns, starting
+        THREAD.turns, THREAD.starting, THREAD.batch = turns, starting, self.batch
         turns.module = module = ModuleType("__main__")
         module.__file__ = self.path
         sys.modules["__main__"] = module

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -157,6 +158,10 @@ class ScriptLoop:
             raise InputError(f"steps is {steps}, epochs {epochs}; expected one of them: updates, or passes over data.")
         self.model, self.optimizer, self.scheduler, self.options = model, optimizer, scheduler, options
         self.data = _as_samples(loader)
+        if (batch := getattr(THREAD, "batch", None)) is not None:
+            from labkit.elastic.loading import with_batch_size
+
+            self.data, options["batch"] = with_batch_size(self.data, batch), batch
         self.steps = self._of_epochs(epochs) if steps is None else whole("steps", steps, least=1)
         self.update = self.epoch = 0
         self._turns: Turns | None = getattr(THREAD, "turns", None)
@@ -231,6 +236,18 @@ class ScriptLoop:
                 "optimizers in turn give a list, and the loss of number job.update % 2."
             )
         self._returned = (loss, metrics) if weight is None else (loss, weight, metrics)
+
+    def auto(self, loss: Any, **options: Any) -> Any:
+        """Train by `labkit.auto` and its options; `loss(model, batch)` takes the place of the loop's body.
+
+        Raise InputError if the job trains already.
+        """
+        if self._begun or self._turns is not None:
+            raise InputError(
+                "job.auto(loss) of a job that trains already; expected it in place of the loop. A script with a loop "
+                "configures itself by labkit train FILE.py --auto."
+            )
+        return import_module("labkit").auto(self, loss=loss, steps=self.steps, **options)  # of a layer above
 
     def _body(self, batch: MicroBatch) -> Iterator[Any]:
         """Yield a batch to the body of the loop."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from inspect import getsource, signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,20 +20,24 @@ import numpy as np
 
 from labkit.core.errors import InputError, unknown
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Reason
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import amounts
 from labkit.elastic.job_start import start
-from labkit.elastic.own_training import OwnTraining, is_file, read_training
+from labkit.elastic.own_training import OwnTraining, content_of, is_file, of_loop, read_training
+from labkit.elastic.script_loop import ScriptLoop
+from labkit.experiment.batches import TRIAL_S, checked_batches, chosen, plan_found, reason_of, tried
 from labkit.experiment.deployed import ObserverFactory, run_opened
-from labkit.experiment.history import FILE
+from labkit.experiment.history import FILE, add
 from labkit.experiment.opener import LEASE_S, OnStart, Preflight
 from labkit.experiment.session import Observer
 from labkit.results.record import RunRecord
+from labkit.schedulers.dlrover.history import Likeness
+from labkit.schedulers.dlrover.scheduler import Dlrover
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from labkit.testbed.run.own_scripts import OwnScript
     from labkit.testbed.run.training import TrainingTable
 
 UNITS: Final = 20
@@ -45,6 +49,10 @@ LEAST_UNIT: Final = 0.01
 GAP_S, LOOK_S, PATIENCE_S = 8.0, 2.0, 40.0
 """Between two changes of the job; between two looks at it; until it is given up to measure it."""
 MOST_WORKERS, MOST_SERVERS = 8, 2
+ENDLESS: Final = 10**7
+"""Steps of a copy that is ended before."""
+USER: Final = "generated"
+"""Of the job, as of generated traces."""
 PLACE: Final = "here"
 """Folder of the inventory and the agent, beside the runs."""
 STUB: Final = """from pathlib import Path
@@ -86,44 +94,79 @@ def job_of(
             raise InputError(f"--auto with {n} {name}; expected at least one{of}.")
     each = amounts(cpus=math.floor(1e4 * cores / (workers + servers)) / 1e4)
     return Jobs.of(
-        name=model, id=[model], model=model, user="generated", arrival_s=[0.0], total_steps=[steps],
+        name=model, id=[model], model=model, user=USER, arrival_s=[0.0], total_steps=[steps],
         samples_per_step=batch, n_workers=workers, n_ps=servers, max_workers=max(workers, max_workers),
         max_ps=max(servers, max_servers), worker_demand=each, ps_demand=each, sync=False,
         duration_s=float(steps) if own else np.nan,  # only to rehearse with
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class AutoProgram:
+    """What a job that configures itself trains: its name, a training of one's own (None: the catalogue's), and how."""
+
+    name: str
+    own: OwnTraining | None
+    training: TrainingTable
+
+    @property
+    def batch(self) -> int:
+        """Samples of an update."""
+        return self.training.samples_per_step
+
+    def with_batch(self, batch: int) -> AutoProgram:
+        """Return it with another batch size."""
+        own = None if self.own is None else self.own.with_batch(batch)
+        return AutoProgram(self.name, own, self.training.changed(batch=batch))
+
+    def packed(self, place: Path) -> TrainingTable:
+        """Return how it trains, with a training of one's own as a script, packed."""
+        from labkit.testbed.run.own_scripts import STAGED, OwnScript
+
+        if self.own is None:
+            return self.training
+        with TemporaryDirectory() as folder:
+            self.own.save(Path(folder))
+            (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
+            script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
+        return self.training.changed(scripts={self.name: script})
+
+
 def program_of(
-    model: str | Path | nn.Module, data: Any, loss: Callable[[Any, Any], Any] | None, *, training: TrainingTable,
-    place: Path, args: Sequence[str] = (),
-) -> tuple[str, OwnScript, TrainingTable]:  # fmt: skip
-    """Return the name of a training of one's own, its program as a script, packed, and how it trains.
+    model: str | Path | nn.Module | ScriptLoop, data: Any, loss: Callable[[Any, Any], Any] | None, *,
+    training: TrainingTable, args: Sequence[str] = (),
+) -> AutoProgram:  # fmt: skip
+    """Return what is trained, and how.
 
-    The name ends with the hash of what was written: of the file, or of the module and the loss. Final plans are kept by
-    it, so that a training that was changed starts anew. Raise InputError if it defines what a job that configures
-    itself does not take: which.
+    The name of a training of one's own ends with the hash of what was written: of the file and of what it imports
+    beside it, or of the module and the loss. Final plans are kept by it, so that a training that was changed starts
+    anew. Raise InputError if it defines what a job that configures itself does not take: which.
     """
+    from labkit.elastic import models
     from labkit.elastic.data import as_dataset
-    from labkit.testbed.run.own_scripts import STAGED, OwnScript, pickle_by_value
+    from labkit.testbed.run.own_scripts import pickle_by_value
 
+    if isinstance(model, str) and not is_file(model):
+        name = models.size_of(model, width=training.widths.get(model, training.width)).name
+        return AutoProgram(name, None, training)
     if isinstance(model, str | Path):
         path = Path(model)
-        own, written, stem = read_training(path, seed=training.seed, args=args), path.read_bytes(), path.stem
-        written += " ".join(args).encode()
+        own, stem = read_training(path, seed=training.seed, args=args), path.stem
+        content = content_of(path, *args)
         own.check_unvalidated(str(path), instead="leave it out, or --auto")
         pickle_by_value(path.absolute().parent)
         training = _with_options(training, own, where=path)
     else:
-        if data is None or loss is None:
+        if loss is None or (data is None and not isinstance(model, ScriptLoop)):
             raise InputError("auto(model) with a module needs data and loss, too: auto(model, data, loss, steps=...).")
-        own, stem = OwnTraining(model, as_dataset(data), loss), type(model).__name__.lower()
-        written = "\n".join([repr(model), _source(type(model)), _source(loss)]).encode()
+        own = of_loop(model, loss) if isinstance(model, ScriptLoop) else OwnTraining(model, data, loss)
+        own, stem = replace(own, data=as_dataset(own.data)), type(own.model).__name__.lower()
+        written = "\n".join([repr(own.model), _source(type(own.model)), _source(own.loss)])
+        content = hashlib.sha256(written.encode()).hexdigest()
+        training = _with_options(training, own, where="the training")
     own.check()
-    with TemporaryDirectory() as folder:
-        own.save(Path(folder))
-        (Path(folder) / "train.py").write_text(STUB, encoding="utf-8")
-        script = OwnScript.of(Path(folder) / "train.py").packed(place / STAGED)
-    return f"{stem}-{hashlib.sha256(written).hexdigest()[:12]}", script, training
+    program = AutoProgram(f"{stem}-{content[:12]}", own, training)
+    return program.with_batch(training.batch or own.batch or program.batch)
 
 
 def _source(of: Any) -> str:
@@ -133,12 +176,11 @@ def _source(of: Any) -> str:
         return repr(of)
 
 
-def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> TrainingTable:
+def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path | str) -> TrainingTable:
     """Return how a job trains, with the options of its file that are not set otherwise; the others go with the file."""
     usual, known = type(training)(), signature(start).parameters
     names = [each.name for each in fields(training) if each.name not in ("scripts", "widths", "width", "samples")]
-    batch = {"batch": own.data.batch_size} if hasattr(own.data, "batch_size") else {}
-    for name, value in {**batch, **own.options}.items():
+    for name, value in own.options.items():
         if name not in names and name not in known:
             raise unknown(f"option of {where} for --auto", name, sorted({*names, *known}))
         if name in names and getattr(training, name) == getattr(usual, name):
@@ -147,7 +189,7 @@ def _with_options(training: TrainingTable, own: OwnTraining, *, where: Path) -> 
 
 
 def opener_of(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | ScriptLoop | AutoProgram,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -165,21 +207,17 @@ def opener_of(
     args: Sequence[str] = (),
 ) -> Preflight:
     """Return a run that may begin; parameters and errors are those of `auto`."""
-    from labkit.elastic import models
     from labkit.testbed.run.session import local_inventory
     from labkit.testbed.run.training import TrainingTable
 
-    training = training or TrainingTable()
+    if not isinstance(model, AutoProgram):
+        model = program_of(model, data, loss, training=training or TrainingTable(), args=args)
     kept = Path(runs)
-    if isinstance(model, str) and not is_file(model):
-        name = models.size_of(model, width=training.widths.get(model, training.width)).name
-    else:
-        name, script, training = program_of(model, data, loss, training=training, place=kept / PLACE, args=args)
-        training = training.changed(scripts={name: script})
+    training = model.packed(kept / PLACE)
     hosts = local_inventory(kept / PLACE, cores=cores)
     there = float(hosts.cluster().capacity.sum(axis=0)[1])
     jobs = job_of(
-        name, steps=steps, cores=there, workers=workers, servers=servers, batch=training.batch,
+        model.name, steps=steps, cores=there, workers=workers, servers=servers, batch=model.batch,
         max_workers=max_workers, max_servers=max_servers, own=bool(training.scripts),
     )  # fmt: skip
     return Preflight.of(
@@ -187,6 +225,34 @@ def opener_of(
         name="dlrover" if scheduler is None else None, training=training.changed(network="local"),
         lease_s=lease_s, history=kept / FILE if history is None else Path(history),
     )  # fmt: skip
+
+
+def with_batch_of(
+    program: AutoProgram, batches: Sequence[int], *, steps: int, tell: Callable[[str], None],
+    **options: Unpack[AutoFields],
+) -> tuple[AutoProgram, int, Reason]:  # fmt: skip
+    """Return what is trained with the batch size that trials show to be enough, in how many steps, and why."""
+    allowed = checked_batches(batches)
+    options["history"] = history = Path(options.get("history") or Path(options.get("runs", "runs")) / FILE)
+    tell(f"batches {', '.join(map(str, allowed))} are tried on copies of the job, {TRIAL_S:.0f} s each")
+    with TemporaryDirectory(prefix="labkit-trials-") as folder:
+        options["runs"] = folder
+        usual = program.batch if program.batch in allowed else allowed[0]
+        first = opener_of(program.with_batch(usual), steps=steps, **options)
+        plan = plan_found(first)
+        tell(f"trials with {plan or 'what was asked for'}")
+        options["scheduler"], options["history"] = "static", Path(folder) / FILE
+        if plan is not None and isinstance(brain := first.scheduler, Dlrover):  # it holds tasks to their cores
+            add(Path(folder) / FILE, Likeness(program.name, 0.0, USER), plan)
+            options["scheduler"] = replace(brain, rules=replace(brain.rules, gap_s=float(ENDLESS)))
+        trials = tried(
+            lambda batch: opener_of(program.with_batch(batch), steps=ENDLESS, **options), allowed, tell
+        )  # fmt: skip
+    taken = chosen(trials).batch
+    if plan is not None:  # with which it was tried: the job begins with it
+        add(history, Likeness(program.name, taken, USER), plan)
+    n_steps = math.ceil(steps * program.batch / taken)
+    return program.with_batch(taken), n_steps, reason_of(trials, steps=n_steps, before=(program.batch, steps))
 
 
 class AutoFields(TypedDict, total=False):
@@ -206,11 +272,13 @@ class AutoFields(TypedDict, total=False):
 
 
 def auto(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | ScriptLoop,
     data: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     *,
     steps: int,
+    batches: Sequence[int] = (),
+    tell: Callable[[str], None] = print,
     progress: bool = False,
     observers: Sequence[Observer] = (),
     observer_factory: ObserverFactory | None = None,
@@ -223,11 +291,16 @@ def auto(
     ----------
     model : str or Module
         One of `labkit.elastic.models.available()`, or the start of its name; or a file of one's own that defines
-        model(), data() and loss(model, batch); or a module.
+        model(), data() and loss(model, batch); or a module; or a job of `labkit.elastic`, whose `auto` calls this.
     data, loss
         With a module: its samples and its loss, as `labkit.elastic.start` takes them.
     steps : int
-        Updates of the parameters.
+        Updates of the parameters; with `batches`, of the training's own batch size: samples stay as many.
+    batches : sequence of int
+        Batch sizes that it may train with. Each is tried for some seconds on a copy of the job, before it begins; the
+        smallest with 90% of the best samples/s is taken. The learning rate stays as it is.
+    tell : callable
+        Is called with a line for each trial; by default it is printed.
     progress : bool
         Show a progress bar.
     observers : sequence of callables
@@ -266,7 +339,15 @@ def auto(
     InputError
         If it cannot train, there are not so many cores, or the folder cannot be written; nothing has been started then.
     """
-    opener = opener_of(model, data, loss, steps=steps, **options)
+    from labkit.testbed.run.training import TrainingTable
+
+    training = options.get("training") or TrainingTable()
+    program = program_of(model, data, loss, training=training, args=options.get("args", ()))
+    decided: tuple[Reason, ...] = ()
+    if batches:
+        program, steps, why = with_batch_of(program, batches, steps=steps, tell=tell, **options)
+        decided = (why,)
     return run_opened(
-        opener, progress=progress, observers=observers, observer_factory=observer_factory, on_start=on_start
-    )
+        opener_of(program, steps=steps, **options), progress=progress, observers=observers,
+        observer_factory=observer_factory, on_start=on_start, decided=decided,
+    )  # fmt: skip

@@ -13,10 +13,11 @@ from labkit.core.consent import Trust, is_stored, stored, typed
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import NO_EVENTS, Events
 from labkit.core.jobs import Jobs
+from labkit.core.placement import Reason
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.history import FILE
-from labkit.experiment.opener import LEASE_S, NAMED_AS, OnStart, Preflight, name_on_hosts, tell_end
+from labkit.experiment.opener import LEASE_S, NAMED_AS, OnStart, Preflight, name_on_hosts, on_machines, tell_end
 from labkit.experiment.progress_bar import ProgressBar
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Observer
@@ -111,10 +112,12 @@ def run_opened(
     observer_factory: ObserverFactory | None = None,
     time_limit_s: float | None = None,
     on_start: OnStart | None = None,
+    decided: Sequence[Reason] = (),
 ) -> RunRecord:
     """Begin a run on machines and drive it to its end; parameters, result and errors are those of `deploy`.
 
-    `observer_factory` is called with the list of reasons, which grows, and returns one more observer.
+    `observer_factory` is called with the list of reasons, which grows, and returns one more observer. `decided`: what
+    was decided before, and why.
     """
     experiment, limit_s = opener.experiment, checked_limit(time_limit_s)
     backend, writer = opener.open(on_start=on_start)
@@ -123,7 +126,7 @@ def run_opened(
         with writer, backend:
             rows = _run(
                 experiment, opener.scheduler, backend, opener.name, writer, observers=observers, progress=progress,
-                limit_s=limit_s,
+                limit_s=limit_s, decided=decided,
             )  # fmt: skip
     except TimeLimitError:
         return load(writer.folder)
@@ -194,7 +197,7 @@ def attach(
             inventory = _hosts(memory, record)
             with callers:
                 fields["cluster"] = inventory.cluster()
-                experiment = Experiment.of(record.jobs, **fields)
+                experiment = on_machines(record.jobs, memory.training.get("scripts", ()), **fields)
             made = made or named_in(record)
             backend = _taken_over(
                 record, memory, path, inventory=inventory, lease_s=lease_s, retries=retries, take_over=take_over
@@ -299,6 +302,7 @@ def _run(
     progress: bool,
     n_written: int = 0,
     limit_s: float | None = None,
+    decided: Sequence[Reason] = (),
 ) -> Events:
     """Drive a session on a testbed to its end; what was written before is not written again."""
     left = n_written
@@ -317,5 +321,7 @@ def _run(
         session = experiment.session(
             scheduler, observers=watchers, backend=limited(backend, limit_s), reasons=writer.reasons
         )
+        if decided:
+            session.explain(decided)
         rows = session.run(scheduler)
     return rows if len(rows) else NO_EVENTS

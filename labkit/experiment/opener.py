@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
+import numpy as np
+
+from labkit.core.cluster import Cluster
 from labkit.core.consent import keep
 from labkit.core.devices import refuse_parts, refuse_slices
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
+from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler
 from labkit.experiment.experiment import Experiment
 from labkit.experiment.fitting import refuse_unfit
@@ -22,6 +26,7 @@ from labkit.experiment.scenario import Fields, Scenario
 from labkit.results.record import COLD_STARTS, RunInfo
 from labkit.results.store import RunWriter, refuse_taken
 from labkit.schedulers import named
+from labkit.speed.recorded import Recorded
 
 if TYPE_CHECKING:
     from labkit.testbed.inventory import Inventory
@@ -97,6 +102,7 @@ class Preflight:
         self.named_as = scheduler if isinstance(scheduler, str) else ""
         self.training = _measured(training or TrainingTable(), experiment.measured_every_s(self.scheduler))
         _refuse_leases(self.scheduler, self.name)
+        _refuse_unknown_durations(self.scheduler, self.name, experiment.jobs)
         if experiment.troubles is not None:
             raise InputError("troubles are those of a simulation; jobs on machines have their own: leave them out.")
         attach_history(
@@ -132,7 +138,7 @@ class Preflight:
         hosts = inventory if isinstance(inventory, Inventory) else Inventory.read(inventory)
         fields.setdefault("history", Path(runs) / FILE)
         fields["cluster"] = hosts.cluster()
-        experiment = Experiment.of(jobs, **fields)
+        experiment = on_machines(jobs, () if training is None else training.scripts, **fields)
         return cls(
             experiment, inventory=hosts, scheduler=scheduler, name=name, runs=runs, training=training,
             lease_s=lease_s, retries=retries, run=run, config=config,
@@ -168,6 +174,20 @@ class Preflight:
             writer.discard()
             raise
         return backend, writer
+
+
+def on_machines(
+    jobs: Scenario | Jobs | str | Path, scripts: Iterable[str], **fields: Unpack[Fields]
+) -> Experiment:  # fmt: skip
+    """Return an experiment on machines, where models with a script of one's own need no durations before the run."""
+    scenario = Scenario.of(jobs, **fields)
+    own = set(scripts)
+    if own and scenario.speed == "auto" and scenario.throughputs is None:
+        read = scenario.jobs()
+        if np.isnan(read.duration_s).any() and not own.isdisjoint(read.models):
+            assert isinstance(scenario.cluster, Cluster)
+            scenario = replace(scenario, speed=Recorded(read, scenario.cluster, measured_later=True))
+    return Experiment.of(scenario)
 
 
 def _by_content(experiment: Experiment, training: TrainingTable) -> tuple[Experiment, TrainingTable]:
@@ -211,6 +231,16 @@ def tell_end(writer: RunWriter, backend: SshBackend) -> None:
     config = writer.info.config
     n_cold = config.get(COLD_STARTS, 0) + backend.n_cold_starts
     writer.tell(dropped=dict(backend.dropped), config={**config, COLD_STARTS: n_cold})
+
+
+def _refuse_unknown_durations(scheduler: Scheduler, name: str, jobs: Jobs) -> None:
+    """Raise InputError if a scheduler decides by durations that are not known."""
+    unknown = np.flatnonzero(np.isnan(jobs.duration_s))
+    if len(unknown) and Traits.of(scheduler).needs_durations:
+        raise InputError(
+            f"scheduler '{name}' decides by duration_s, which job {jobs.id[unknown[0]]} does not have; add the column, "
+            "or take one that needs none: fifo, las, optimus, dlrover."
+        )
 
 
 def _refuse_leases(scheduler: Scheduler, name: str) -> None:

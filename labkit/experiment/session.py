@@ -18,7 +18,7 @@ from labkit.core.events import NEWS, NO_EVENTS, EventLog, Events, Kind, explaine
 from labkit.core.gate import Gate
 from labkit.core.hosting import HostRules
 from labkit.core.ledger import HOLDING, Ledger
-from labkit.core.placement import Placement
+from labkit.core.placement import Placement, Reason
 from labkit.core.protocols import Backend, Scheduler
 from labkit.core.quotas import AdmissionControl, Quotas
 from labkit.core.raised import note_decision
@@ -247,6 +247,10 @@ class Session:
         self._note(joined([happened, why]) if len(why) else happened)
         self.n_decisions += 1
         return 1 + len(why)
+
+    def explain(self, reasons: Sequence[Reason]) -> None:
+        """Note why something was decided before the run began."""
+        self._note(explained(reasons, [self._numbered(reason.text) for reason in reasons], time_s=self.now_s))
 
     def look(self, seconds: float) -> None:
         """Let time pass without a decision, and take note of what happens: jobs on machines do not wait."""

@@ -53,6 +53,7 @@ class Afs:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     n_pre_runs: int = 10
     oracle: bool = False

@@ -73,6 +73,7 @@ class Elasticflow:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
     lives_on_slos: ClassVar[bool] = True
 
     align_s: float = 60.0

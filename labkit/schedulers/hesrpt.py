@@ -74,6 +74,7 @@ class Hesrpt:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     p: float | None = None
     look_ahead: int = 6

@@ -46,6 +46,7 @@ class InterferenceAware(LookAheadPods):
     """
 
     oracle: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     patience: float = 2.0
     order: str = "area"

@@ -62,6 +62,7 @@ class Muri:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     known: bool = True
     least_worth: float = 1.0

@@ -26,6 +26,7 @@ class Sjf:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     placer: Placer = ByNetwork()
     backfill: bool = False

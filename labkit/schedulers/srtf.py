@@ -35,6 +35,7 @@ class Srtf:
     """
 
     knows_types: ClassVar[bool] = False
+    needs_durations: ClassVar[bool] = True
 
     placer: Placer = ByNetwork()
     published: bool = False

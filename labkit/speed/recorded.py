@@ -15,6 +15,8 @@ from labkit.core.running import Running
 class Recorded:
     """Steps/s of a job: its steps over its recorded duration with the gang it asked for, on any device type.
 
+    `measured_later`: a job without a duration makes a step a second here; on machines the truth is elsewhere.
+
     With another number of workers the speed changes in proportion. A job that asked for parameter servers makes no
     progress without one.
 
@@ -26,14 +28,17 @@ class Recorded:
 
     local = True
 
-    def __init__(self, jobs: Jobs, cluster: Cluster) -> None:
+    def __init__(self, jobs: Jobs, cluster: Cluster, *, measured_later: bool = False) -> None:
         unknown = np.flatnonzero(np.isnan(jobs.duration_s))
-        if len(unknown):
+        if measured_later:
+            self.in_words = f"durations of {len(unknown)} jobs are not known until they are measured"
+        elif len(unknown):
             raise InputError(
                 f"{jobs.name}: {len(unknown)} of {len(jobs)} jobs have no duration_s, the first is job "
                 f"{jobs.id[unknown[0]]}; add the column, or choose a speed model that does not need it."
             )
-        self._per_worker: Floats = jobs.total_steps / jobs.duration_s / jobs.n_workers
+        seconds = np.where(np.isnan(jobs.duration_s), jobs.total_steps, jobs.duration_s)
+        self._per_worker: Floats = jobs.total_steps / seconds / jobs.n_workers
         self._needs_ps: Bools | None = jobs.n_ps > 0 if (jobs.n_ps > 0).any() else None
         self._durations_s, self._most_workers = jobs.duration_s, jobs.max_workers
         self._allowed = may_run_on(jobs, cluster)

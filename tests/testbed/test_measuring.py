@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -132,13 +133,27 @@ class OneHost:
         return self.answers.pop(0)[self.name] if len(self.answers) > 1 else self.answers[0][self.name]
 
 
+def test_tasks_that_start_are_no_sample_of_a_plan() -> None:
+    settled = iter([True, False, False, True, True])
+    measuring = RunMeasuring(OneHost(said(1)), every_s=HANG_S, on_rows=print, settled=lambda _: next(settled))
+    measuring.note(0, StartedEvent(name="worker-0", pid=5, host="h0"))
+    at = [said(second, p5=float(second)) for second in range(6)]
+    n_rows = [len(measuring.measured(before, after)) for before, after in pairwise(at)]
+    measuring.close()
+    assert [n > 0 for n in n_rows] == [True, False, False, False, True], (
+        "nor is the interval in which the last is there"
+    )
+
+
 def test_measurements_of_a_run_reach_the_ledger_as_those_of_a_simulation_do() -> None:
     import queue
 
     from labkit.topology import no_network
 
     heard_rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    measuring = RunMeasuring(OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put)  # type: ignore[arg-type]
+    measuring = RunMeasuring(
+        OneHost(said(1, p5=1.0), said(3, p5=2.0)), every_s=0.05, on_rows=heard_rows.put, settled=lambda _: True
+    )  # type: ignore[arg-type]
     measuring.note(0, StartedEvent(name="worker-0", pid=5, host="h0"))
     ledger = Ledger(jobs_of(1), no_network(1))
     while ledger.use.newest[0, Role.WORKER, Quantity.CORES] != 0.5:

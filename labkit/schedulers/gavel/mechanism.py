@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -73,6 +74,8 @@ class Gavel:
     ----------
     .. [1] Narayanan et al., "Heterogeneity-aware cluster scheduling policies for deep learning workloads", OSDI 2020.
     """
+
+    needs_durations: ClassVar[bool] = True
 
     policy: AllocationPolicy
     placer: Placer = Pack()

@@ -174,7 +174,7 @@ def measure(
     profile = TestbedProfile(
         name=name or inventory.path.stem, hosts=[replace(machine.host, ssh=None) for machine in inventory],
         pools=machines, cells=found.cells, overheads=costs, beside=samples, links=links,
-        functions=speed_functions(found.cells, batch=float(how.batch)), yardstick=list(stage.readings),
+        functions=speed_functions(found.cells, batch=float(how.samples_per_step)), yardstick=list(stage.readings),
     )  # fmt: skip
     return replace(profile, made=_made(command, how, found, machines, took_s=time.monotonic() - began))
 

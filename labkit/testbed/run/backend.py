@@ -210,7 +210,13 @@ class SshBackend:
         self._places, self.dropped = self._run_events.places, self._run_events.dropped
         self._note_start()
         every_s = self.training.measure_every_s
-        self._measuring = RunMeasuring(self.hosts, every_s=every_s, on_rows=self._measured) if every_s else None
+        self._measuring = (
+            RunMeasuring(
+                self.hosts, every_s=every_s, on_rows=self._measured, settled=lambda job: self._deployments[job].settled
+            )
+            if every_s
+            else None
+        )  # fmt: skip
         self._run_events.deployments = self._deployments = [self._deployment(number) for number in range(len(jobs))]
 
     def _note_start(self) -> None:

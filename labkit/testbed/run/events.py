@@ -81,11 +81,16 @@ class RunMeasuring:
     """Measures all jobs of a run at an interval, in a thread of its own.
 
     `hosts`: agents to ask; those that do not answer are left out until they do. `on_rows`: takes MEASURED events,
-    without a time, in some thread.
+    without a time, in some thread. `settled`: whether a job's tasks are where they are to be; a job is left out in each
+    interval at an end of which they are not, as tasks that start are no sample of a plan.
     """
 
-    def __init__(self, hosts: AgentPool, *, every_s: float, on_rows: Callable[[Events], None]) -> None:
-        self._hosts, self._every_s, self._on_rows = hosts, every_s, on_rows
+    def __init__(
+        self, hosts: AgentPool, *, every_s: float, on_rows: Callable[[Events], None], settled: Callable[[int], bool]
+    ) -> None:  # fmt: skip
+        self._hosts, self._every_s, self._on_rows, self._settled = hosts, every_s, on_rows, settled
+        self._moving: set[int] = set()
+        """Jobs that were not settled when the last interval ended."""
         self._jobs: dict[int, EventQuantities] = {}
         self._lock, self._over = threading.Lock(), threading.Event()
         self._before: HostMeasurements = {}
@@ -132,10 +137,14 @@ class RunMeasuring:
     def measured(self, before: HostMeasurements, after: HostMeasurements) -> Events:
         """Return MEASURED rows of all jobs, from two measurements of hosts and the events between them."""
         parts = []
+        moving = {job for job in list(self._jobs) if not self._settled(job)}  # jobs have locks of their own
         with self._lock:
             for job, quantities in self._jobs.items():
                 used = _used(quantities, before, after, run=self._hosts.run, task=f"job-{job}")
-                parts.append(_rows(job, quantities.taken() | used))
+                found = quantities.taken() | used
+                if job not in moving | self._moving:
+                    parts.append(_rows(job, found))
+            self._moving = moving
         return joined(parts)
 
 

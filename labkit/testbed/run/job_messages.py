@@ -39,6 +39,10 @@ EXAMPLES: Final = {
 """An example of each order and its reply."""
 
 
+BATCH: Final = 32
+"""Samples of an update of a job that says nothing of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
     """The generated dataset of a model: number of samples, and seed."""
@@ -74,7 +78,7 @@ class JobRequest:
     data: DatasetSpec = field(default_factory=DatasetSpec)
     """`width`, `seed` and `data`: scale of the model's layers, seed of its parameters, and its samples."""
     steps: int
-    batch: int = 32
+    batch: int = BATCH
     shards: int = 8
     optimizer: str = "adam"
     lr: float | None = None

@@ -20,7 +20,7 @@ from labkit.core.below import SEVERAL, open_plain
 from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.data import as_dataset
-from labkit.elastic.own_training import NEEDED, OwnTraining, read_training, training_of
+from labkit.elastic.own_training import NEEDED, OwnTraining, content_of, read_training, training_of
 from labkit.elastic.script_text import has_loop
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
@@ -101,10 +101,8 @@ class OwnScript:
 
     @property
     def content(self) -> str:
-        """SHA-256 of the file itself; "" once it is packed."""
-        if self.code_hash:
-            return ""
-        return hashlib.sha256((Path(self.code) / self.script.partition(":")[0]).read_bytes()).hexdigest()
+        """SHA-256 of the file and of what it imports beside it; "" once it is packed."""
+        return "" if self.code_hash else content_of(Path(self.code) / self.script.partition(":")[0])
 
     @property
     def hashes(self) -> tuple[str, ...]:

@@ -194,6 +194,12 @@ class RemoteJob:
         with self._state.change:
             return self._state.scalings.target
 
+    @property
+    def settled(self) -> bool:
+        """Whether its tasks are where they are to be."""
+        with self._state.change:
+            return self._state.scalings.settled
+
     def delay_start(self, seconds: float) -> None:
         """Do not start again for some seconds."""
         with self._state.change:

@@ -18,7 +18,7 @@ from labkit.core.resources import GPUS
 from labkit.elastic.protocol.sites import JobPlacement, Site
 from labkit.testbed.agent.messages import GpuAsk
 from labkit.testbed.inventory import Inventory
-from labkit.testbed.run.job_messages import DatasetSpec, JobRequest
+from labkit.testbed.run.job_messages import BATCH, DatasetSpec, JobRequest
 from labkit.testbed.run.own_scripts import STAGED, OwnScript
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class TrainingTable:
         Seed of the first job's model and samples; each further job has the next number.
     lr : float, optional
         Learning rate; None: the default of the model.
-    batch, shards, optimizer, standby, lease_s, network
+    batch : int, optional
+        Samples of an update; None: as a script of one's own says, else 32.
+    shards, optimizer, standby, lease_s, network
         As `labkit.elastic.start` takes them.
     save_every : int
         Steps between two checkpoints; after the loss of a host a job continues from the last one.
@@ -64,7 +66,7 @@ class TrainingTable:
     samples: int = 1024
     seed: int = 0
     lr: float | None = None
-    batch: int = 32
+    batch: int | None = None
     shards: int = 8
     optimizer: str = "adam"
     save_every: int = 100
@@ -78,6 +80,11 @@ class TrainingTable:
         scripts: Mapping[str, Any] = self.scripts  # of to_json, they are objects of JSON
         made = {name: OwnScript(**each) if isinstance(each, dict) else each for name, each in scripts.items()}
         object.__setattr__(self, "scripts", made)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of an update, where no script says it."""
+        return self.batch or BATCH
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], folder: Path) -> Self:
@@ -146,7 +153,7 @@ class TrainingTable:
             name="" if own else name, script=script, code=code, samples=samples,
             width=self.widths.get(name, self.width), seed=self.seed + number,
             data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
-            batch=self.batch, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
+            batch=self.samples_per_step, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
             save_every=self.save_every, standby=self.standby, lease_s=self.lease_s, network=self.network,
             sites=tuple(sites), place=dict(place), loads_every_s=self.measure_every_s or 0.0,
         )  # fmt: skip
