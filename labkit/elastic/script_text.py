@@ -33,7 +33,7 @@ def _parsed(text: str) -> ast.Module:
 def has_loop(path: Path) -> bool:
     """Return whether a file is a script with a loop over `labkit.elastic(...)`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe would be waited for
     except (OSError, ValueError):
         return False
     return any(map(_is_job, ast.walk(_parsed(text))))

@@ -139,6 +139,10 @@ def write_cluster(path: Path, cluster: Cluster) -> None:
 def read_cluster(path: Path) -> Cluster:
     """Read the cluster of a run, without its network unless that is a single switch."""
     row = _read_json(path)
+    for key in (*MASKS, "gpu_kinds"):
+        if not isinstance(value := row.get(key, {}), dict):
+            what = f"{key} is {value!r:.60}; expected an object with a value for each name"
+            raise InputError(f"{path} does not describe a cluster: {what}.")
     types: dict[str, Any] = {"group_machine": np.int32, "group_type": np.int32, "partition": np.int32}
     types |= dict.fromkeys(("capacity", "group_pcie_gbps", "machine_socket_gbps"), np.float64)
     try:

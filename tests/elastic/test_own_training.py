@@ -92,10 +92,12 @@ def test_what_is_typed_counts_more_than_the_file_and_that_more_than_defaults() -
         (("mine.py", "--precision", "fp8"), "precision is 'fp8'"),
         (("cnn", "3"), "'3' behind cnn: a model of the catalogue takes no arguments"),
         (("missing.py",), "missing.py: there is no such file"),
+        (("pipe.py",), "pipe.py: there is no such file"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(words: tuple[str, ...], what: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(GOOD)
+    os.mkfifo(tmp_path / "pipe.py")
     done = forked("train", *words, "--steps", "2", cwd=tmp_path)
     assert done.returncode == 2
     assert what in done.stderr

@@ -80,8 +80,11 @@ def complaint(code: int, said: str) -> str:
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Return all files below a folder, by size."""
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.name != ".stderr"}
+    """Return all files below a folder, by size, but what Python keeps of modules that it has read."""
+    paths = {path: path.relative_to(folder) for path in folder.rglob("*")}
+    return {
+        str(name): path.stat().st_size for path, name in paths.items() if not {".stderr", "__pycache__"} & {*name.parts}
+    }
 
 
 def attempt(number: int) -> str:

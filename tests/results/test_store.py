@@ -320,6 +320,17 @@ def test_the_links_of_a_single_switch_are_kept(tmp_path):
     assert kept.route == cluster.network.route
 
 
+@pytest.mark.parametrize("field", ["features", "partitions", "gpu_kinds"])
+@pytest.mark.parametrize("odd", [None, "a\x1b[2J", 1e308, [1]])
+def test_names_of_machines_and_kinds_that_are_no_object_are_refused(tmp_path, field, odd):
+    path = tmp_path / "cluster.json"
+    write_cluster(path, no_network(3))
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: odd}))
+    with pytest.raises(InputError, match=rf"does not describe a cluster: {field} is .*; expected an object") as error:
+        read_cluster(path)
+    assert "\x1b" not in str(error.value)
+
+
 @pytest.mark.parametrize("links", [[1.0], [1, 2, "x"], [1, 0, 1], [1, 1, float("inf")], 7, {"a": 1}])
 def test_odd_links_are_refused(tmp_path, links):
     path = tmp_path / "cluster.json"
