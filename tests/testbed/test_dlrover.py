@@ -25,13 +25,13 @@ BRAIN = "dlrover(total_cores=1, most_cores=0.5, unit=0.025, gap_s=8, patience_s=
 def test_the_brain_configures_a_job_over_ssh_and_tells_why(bed: Inventory, tmp_path: Path) -> None:
     hosts = bed.only(["h0", "h1"])
     jobs = Jobs.of(
-        arrival_s=[0.0], total_steps=[900], model="wide-deep", id=["wide"], n_workers=2, n_ps=1, max_workers=6,
+        arrival_s=[0.0], total_steps=[2700], model="wide-deep", id=["wide"], n_workers=2, n_ps=1, max_workers=6,
         max_ps=2, worker_demand=amounts(cpus=0.2), ps_demand=amounts(cpus=0.2), sync=False, samples_per_step=128,
     )  # fmt: skip
     training = TrainingTable(width=0.3, batch=128, samples=2048)
     record = deploy(jobs, inventory=hosts, scheduler=BRAIN, name="brain", runs=tmp_path, training=training)
     rows, folder = record.events, tmp_path / record.info.run
-    assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [900.0]
+    assert rows["value"][rows["kind"] == Kind.COMPLETED].tolist() == [2700.0]
     assert not np.isin(rows["kind"], (Kind.FAILED, Kind.DROPPED)).any(), (folder / "notes.txt").read_text()
     assert len(configurations(rows, jobs)) > 1
     reasons = record.decisions["reason"].tolist()
