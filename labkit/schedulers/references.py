@@ -56,6 +56,11 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
         "USENIX OSDI", 2021,
     ),
+    "Jayaram Subramanya et al., SOSP 2023": Reference(
+        "Jayaram Subramanya, Suhas and Arfeen, Daiyaan and Lin, Shouxu and Qiao, Aurick and Jia, Zhihao"
+        " and Ganger, Gregory R.",
+        "Sia: Heterogeneity-Aware, Goodput-Optimized ML-Cluster Scheduling", "ACM SOSP", 2023,
+    ),
     "Zhao et al., SIGCOMM 2022": Reference(
         "Zhao, Yihao and Liu, Yuanqiang and Peng, Yanghua and Zhu, Yibo and Liu, Xuanzhe and Jin, Xin",
         "Multi-Resource Interleaving for Deep Learning Training", "ACM SIGCOMM", 2022,

@@ -53,7 +53,7 @@ def test_nothing_is_said_of_a_scheduler_that_does_not_say_what_it_knows() -> Non
 
 def test_every_classic_scheduler_says_that_it_does_not_know_types() -> None:
     for name in available():
-        assert getattr(make(name), "knows_types", True) == (name.startswith("gavel_") or name == "recorded")
+        assert getattr(make(name), "knows_types", True) == (name.startswith("gavel_") or name in ("recorded", "sia"))
 
 
 @dataclass(frozen=True)
