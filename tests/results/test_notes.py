@@ -28,7 +28,7 @@ def test_a_table_says_which_schedulers_take_any_type_of_gpu_where_types_differ(t
     records = compare(jobs, cluster="gavel-8-16-24", schedulers=["fifo", "srtf", "gavel_fifo"])
     (note,) = [note for note in notes(records) if "first type with room" in note]
     assert note.startswith("fifo, srtf: a job gets GPUs of the first type with room, and here a job is up to ")
-    assert note.endswith(" times slower on one type than on another; gavel_ schedulers look at that.")
+    assert note.endswith(" times slower on one type than on another; gavel_ schedulers and sia look at that.")
     assert note in write_report(records, tmp_path / "report.html").read_text()
 
 
