@@ -55,7 +55,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     if unaware:
         lines.append(
             f"{', '.join(unaware)}: a job gets GPUs of the first type with room, and here a job is up to "
-            f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers and sia look at that."
+            f"{max(times.values()):.3g} times slower on one type than on another; gavel_ schedulers and sia look at "
+            "that."
         )
     return lines
 
