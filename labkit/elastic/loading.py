@@ -229,7 +229,7 @@ def with_batch_size(data: Any, batch: int) -> Any:
     sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
     return DataLoader(
         data.dataset, batch, sampler=sampler, collate_fn=data.collate_fn, num_workers=data.num_workers,
-        drop_last=data.drop_last,
+        drop_last=data.drop_last, worker_init_fn=data.worker_init_fn,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def _parsed(text: str) -> ast.Module:
     """Return the syntax of a text; of one that is no Python, such as a cell with commands, nothing."""
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError):  # who runs it says what is wrong
+    except (SyntaxError, ValueError):  # running the file reports the error
         return ast.Module([], [])
 
 

@@ -163,8 +163,8 @@ class Sia:
         nowhere = ~possible.any(axis=(1, 2))
         kind, n_workers = np.where(nowhere, -1, kind), np.where(nowhere, jobs.requested_workers, n_workers)
         (named,) = np.nonzero(np.where(nowhere, ~jobs.running, ~stays))
-        size, last = n_workers * jobs.worker_demand.sum(axis=1), np.asarray(nowhere)
-        named = named[np.lexsort((named, -size[named], last[named]))]
+        size = n_workers * jobs.worker_demand.sum(axis=1)
+        named = named[np.lexsort((named, -size[named], kind[named] < 0))]
         job = jobs.number[named]
         n_ps = np.where(n_workers[named] > 0, table.n_ps[job], 0)
         return Gangs.of(job, n_workers=n_workers[named], n_ps=n_ps, device_type=kind[named])

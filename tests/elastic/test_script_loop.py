@@ -21,7 +21,7 @@ from labkit.core.errors import InputError
 from labkit.elastic import JobError
 from labkit.elastic.errors import ChangedError
 from labkit.elastic.job import ScaleRequest, follow
-from labkit.elastic.loading import Loading
+from labkit.elastic.loading import Loading, with_batch_size
 from labkit.elastic.loop_body import BodyCheck
 from labkit.elastic.own_training import OwnTraining, read_training
 from labkit.elastic.verification import VerifiedTraining, disturb, verify
@@ -578,6 +578,7 @@ def test_each_process_that_loads_calls_worker_init_fn_once_where_torch_would(n_p
     there = cloudpickle.loads(cloudpickle.dumps(loaded))
     there.fetch([0, 1])
     assert len(there.dataset.epochs) == 2 * n_processes
+    assert with_batch_size(loader, 2).worker_init_fn is init, "a training that configures itself sets its batch"
 
 
 def test_epochs_are_counted_in_updates() -> None:
