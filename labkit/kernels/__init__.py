@@ -43,15 +43,18 @@ class _Kernel(CPUDispatcher):
 
     def compile(self, sig: Any) -> Any:
         """Compile it, and what it uses of numba's own functions as inner kernels; garbage is left to lie meanwhile."""
-        if not gc.isenabled():
-            return super().compile(sig)
-        gc.disable()
-        dict.__setitem__(jit_registry, cpu_target, _numbas_inner)
+        outermost = gc.isenabled()
+        if outermost:
+            gc.disable()
+            dict.__setitem__(jit_registry, cpu_target, _numbas_inner)
         try:
             return super().compile(sig)
         finally:
-            dict.__setitem__(jit_registry, cpu_target, numba.jit)
-            gc.enable()
+            if isinstance(self._cache, Cache):
+                self._cache.release(sig)
+            if outermost:
+                dict.__setitem__(jit_registry, cpu_target, numba.jit)
+                gc.enable()
 
 
 def _numbas_inner(**options: Any) -> Any:

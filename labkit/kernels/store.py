@@ -9,6 +9,8 @@ Files lie beside the package, where other users and other homes find them, or el
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import pickle
@@ -26,6 +28,7 @@ import numba
 import numpy as np
 from llvmlite.binding import parse_assembly
 from numba.core import caching
+from numba.core.event import trigger_event
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
@@ -34,6 +37,9 @@ from labkit.kernels.compiler import KeptLibrary
 PACKAGE: Final = Path(__file__).parents[1]
 PACKAGE_FOLDER: Final = PACKAGE / "__kernels__"
 MAX_AGE_DAYS: Final = 30
+WAIT_S: Final = 300.0
+"""Longest wait for another process that compiles the same kernel."""
+LOOK_S: Final = 0.05
 NAMED: Final = "LABKIT_KERNELS"
 """The environment's name for a folder of the user's choice."""
 
@@ -48,13 +54,27 @@ class Cache(caching.Cache):
         self._py_func = dispatcher.py_func
         self._impl = object.__new__(_Parts)  # what numba's own knows of files is not used
         self._cache_path = None
+        self._claims: dict[Any, int | None] = {}
         self._cache_file = _Files(dispatcher, self._name)
         self.enable()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the kept code of a signature, without numba's own functions: only what compiles needs these."""
+        """Return the kept code of a signature, without numba's own functions: only what compiles needs these.
+
+        None: it is for the caller to compile, and then to `release`. Other processes that need it wait until then.
+        """
         rtsys.initialize(target_context)
-        return self._load_overload(sig, target_context)
+        kept = self._load_overload(sig, target_context)
+        if kept is None:
+            self._claims[sig] = _claim(self._cache_file.name(self._index_key(sig, target_context.codegen())))
+            kept = self._load_overload(sig, target_context)
+        return kept
+
+    def release(self, sig: Any) -> None:
+        """Let other processes compile what this one has compiled, or could not."""
+        place, file = self._claims.pop(sig, None), _lock_file()
+        if place is not None and file is not None:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
 
     def _save_overload(self, sig: Any, data: Any) -> None:
         if self._impl.check_cachable(data):
@@ -92,7 +112,7 @@ class _Files:
 
     def load(self, key: Any) -> Any:
         """Return the stored code for a signature and processor; None: none."""
-        name = self._file(key)
+        name = self.name(key)
         for folder in folders():
             with suppress(Exception):  # whatever is wrong with a file, the kernel can be compiled again
                 path = folder / name
@@ -105,7 +125,7 @@ class _Files:
         """Keep what was compiled for a signature and processor; where nothing can be written, say so once."""
         for folder in folders(create=True):
             with suppress(OSError):
-                _write(folder / self._file(key), dumps(data))
+                _write(folder / self.name(key), dumps(data))
                 _forget(folder, self._name)
                 return
         _tell_unkept()
@@ -117,10 +137,51 @@ class _Files:
                 with suppress(OSError):
                     path.unlink()
 
-    def _file(self, key: Any) -> str:
+    def name(self, key: Any) -> str:
+        """Return the name of the file for a signature and processor."""
         signature, processor, _ = key
         asked = (_method(), digest(self._dispatcher), str(signature), processor, numba.__version__)
         return f"{self._name}-{_hash(repr(asked))}.{sys.implementation.cache_tag}"
+
+
+def _claim(name: str) -> int | None:
+    """Wait until no other process compiles what goes into a file; return the place of the lock that was taken.
+
+    None: there is no folder for a lock, or whoever has it does not end: both compile it then, to the same file.
+    """
+    lock, place = _lock_file(), int(_hash(name)[:14], 16)
+    if lock is None:
+        return None
+    if _lock(lock, place):
+        return place
+    until = time.monotonic() + WAIT_S
+    with trigger_event("numba:compile"):  # to whoever watches, this is time to compile
+        while time.monotonic() < until:
+            time.sleep(LOOK_S)  # a lock that is waited for without a limit could be that of a process that is stopped
+            if _lock(lock, place):
+                return place
+    return None
+
+
+@cache
+def _lock_file() -> int | None:
+    """Return the descriptor of the one file with locks, one byte for each kernel: no file is left for each of them.
+
+    It stays open: once a process closes such a file, all its locks are gone. Forked children do not have them.
+    """
+    for folder in folders(create=True):
+        with suppress(OSError):
+            return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    return None
+
+
+def _lock(file: int, place: int) -> bool:
+    """Lock a byte, unless another process has; where the file system knows no locks, nobody waits."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
 
 
 def folders(*, create: bool = False) -> list[Path]:

@@ -167,12 +167,35 @@ def test_kernels_lie_beside_the_package_where_other_users_and_homes_find_them(mo
     assert store.folders(create=True) == [tmp_path / "home" / "labkit" / "kernels"]
 
 
-def test_two_processes_that_compile_at_once_both_get_it_right(tmp_path):
+def test_of_two_processes_that_need_a_kernel_at_once_one_compiles_it(tmp_path):
     path = tmp_path / "program.py"
-    path.write_text(PROGRAM.format(before="", base=10, comment="", more=1))
+    path.write_text(
+        PROGRAM.format(before="", base=10, comment="", more=1)
+        + "print(sum((each.stats.cache_misses for each in (most, other)), start=Counter()).total())",
+    )
+    path.write_text("from collections import Counter\n" + path.read_text())
     env = os.environ | {store.NAMED: str(tmp_path / "kept")}
     both = [subprocess.Popen([sys.executable, path], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [each.communicate()[0].split()[:2] for each in both] == [["12", "2"]] * 2
+    printed = [each.communicate()[0].split() for each in both]
+    assert [each[:2] for each in printed] == [["12", "2"]] * 2
+    assert sum(int(n_compiled) for *_, n_compiled in printed) == 2
+
+
+def test_a_process_that_was_stopped_while_it_compiled_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    code = "from labkit.kernels import store; store._claim('one'); print(flush=True); input()"
+    monkeypatch.setenv(store.NAMED, str(tmp_path))
+    monkeypatch.setattr(store, "WAIT_S", 0.2)
+    store._lock_file.cache_clear()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    try:
+        with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+            other.stdout.readline()
+            assert store._claim("one") is None
+            assert store._claim("two") is not None
+            other.kill()
+        assert store._claim("one") is not None
+    finally:
+        store._lock_file.cache_clear()
 
 
 def test_time_to_compile_is_not_the_schedulers(tmp_path):
