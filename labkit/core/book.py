@@ -42,7 +42,7 @@ ALLOCATION: Final = np.dtype(
     ]
 )
 
-Records = NDArray[Any]
+Records = Any  # a structured numpy array; Any for mypy, as Events are
 AHEAD: Final = 64
 """Unused tasks that are looked for beyond those that are needed, so that it is not done each time."""
 NO_AMOUNTS: Final[Amounts] = np.empty(0, np.float32)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from labkit.core.placement import Placement, Reason, Repairs
 
-Events = NDArray[Any]
-"""A structured array of dtype `EVENT`."""
+Events = Any  # mypy would try the many ways to read an array at each field that is read: a quarter of its time
+"""A structured numpy array of dtype `EVENT`."""
 
 
 class Kind(IntEnum):

@@ -346,4 +346,5 @@ def mean_jct(
     )  # fmt: skip
     envs.reset(seed=0)
     play(envs.batch, envs.rules, weights.net, BEST, NOTHING, np.random.default_rng(0), NO_BRANCHES)
-    return -envs.batch.episode["worth"].copy()
+    slots: NDArray[np.float64] = -envs.batch.episode["worth"]
+    return slots

@@ -91,7 +91,8 @@ def for_paper(
             f"names on the axes and the legend leave no room for the figure in {width_in:.3g} in; take columns=2, a "
             "larger width or shorter labels."
         )
-    return cast(alt.TopLevelMixin, type(chart).from_dict(sized, validate=False))  # a second each, where it validates
+    as_drawn: Any = type(chart)
+    return cast(alt.TopLevelMixin, as_drawn.from_dict(sized, validate=False))  # a second each, where it validates
 
 
 def save_for_paper(
