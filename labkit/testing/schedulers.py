@@ -20,15 +20,11 @@ from labkit.testing.placements import ConformanceError, check_placement, counts,
 from labkit.testing.scenes import DecisionScene, SharedSpeeds, fits_empty, random_scenes
 
 MAX_DECISIONS = 5000
-
-
 N_SCENES = 10
-QUICK_SCENES = 3
-"""Scenes of a quick check, the smallest ones; without pairs, and as many with some."""
 
 
 def check_scheduler(
-    scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0, quick: bool = False
+    scheduler: Scheduler, *, scenes: Iterable[DecisionScene] | None = None, seed: int = 0, n_scenes: int = N_SCENES
 ) -> None:
     """Check that a scheduler keeps its protocol; each scene gets a fresh (deep) copy of it.
 
@@ -41,12 +37,10 @@ def check_scheduler(
     scheduler : Scheduler
         As a user would pass it to a session.
     scenes : iterable of DecisionScene, optional
-        Where to try it; random ones of `seed` by default: ten, ten with slices (decisions at events alone), and ten
-        with pairs (answers alone).
-    seed : int
-        Of these scenes.
-    quick : bool
-        Take three of each instead of ten: for the tests that one runs after each change.
+        Where to try it; random ones of `seed` by default: `n_scenes`, as many with slices (decisions at events alone),
+        and as many with pairs (answers alone).
+    seed, n_scenes : int
+        Of these scenes; the first ones are small.
 
     Raises
     ------
@@ -63,13 +57,12 @@ def check_scheduler(
         callable(getattr(scheduler, "schedule", None)),
         f"{name_of(scheduler)} has no method schedule; expected schedule(self, snapshot) -> Placement.",
     )
-    n = QUICK_SCENES if quick else N_SCENES
-    for scene in random_scenes(n=n, seed=seed, pairs=True) if scenes is None else ():
+    for scene in random_scenes(n=n_scenes, seed=seed, pairs=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
-    for scene in random_scenes(n=n, seed=seed, kinds=True) if scenes is None else ():
+    for scene in random_scenes(n=n_scenes, seed=seed, kinds=True) if scenes is None else ():
         check_answer(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene)
-    for scene in random_scenes(n=n, seed=seed) if scenes is None else scenes:
+    for scene in random_scenes(n=n_scenes, seed=seed) if scenes is None else scenes:
         check_answer(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene)
         check_run(deepcopy(scheduler), scene=scene, cadence=every_slot(300), overheads=Overheads(5, 20, 10))

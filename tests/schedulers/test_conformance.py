@@ -18,9 +18,9 @@ from labkit.testing.strategies import scenes
 
 
 @pytest.mark.parametrize("name", available())
-@pytest.mark.parametrize("seed", [1, 2])
-def test_every_scheduler_passes_the_suite(name: str, seed: int) -> None:
-    check_scheduler(make(name), seed=seed)
+@pytest.mark.parametrize(("n_scenes", "seed"), [(6, 1), (10, 2), (10, 3)])
+def test_every_scheduler_passes_the_suite(name: str, n_scenes: int, seed: int) -> None:
+    check_scheduler(make(name), n_scenes=n_scenes, seed=seed)
 
 
 @pytest.mark.parametrize("name", available())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,21 @@ import pytest
 from labkit.core.errors import InputError, LabkitError
 from labkit.core.events import Kind
 from labkit.experiment import Experiment
+from labkit.results import RunRecord
 from labkit.workloads.gavel_traces import gavel_jobs
 
 
-def experiment(shared_data: Any, trace: str = "max_min_fairness") -> Experiment:
-    """Return Gavel's trace with its measured speeds, pairs included."""
-    throughputs = shared_data("gavel/simulation_throughputs.json")
-    return Experiment.of(shared_data(f"gavel/traces/{trace}.trace"), cluster="gavel-8-16-24", throughputs=throughputs)
+@pytest.fixture(scope="module")
+def run(shared_data: Any) -> Callable[[str], RunRecord]:
+    """Return a function that runs a scheduler, once, on Gavel's trace with its measured speeds, pairs included."""
+    throughputs, trace = shared_data("gavel/simulation_throughputs.json"), "gavel/traces/max_min_fairness.trace"
+    return cache(Experiment.of(shared_data(trace), cluster="gavel-8-16-24", throughputs=throughputs).run)
 
 
 @pytest.mark.parametrize("name", ["las", "throughput", "hierarchical", "ftf", "makespan"])
-def test_sharing_gpus_shortens_jobs_where_a_policy_can_choose_it(name: str, shared_data: Any) -> None:
+def test_sharing_gpus_shortens_jobs_where_a_policy_can_choose_it(name: str, run: Callable[[str], RunRecord]) -> None:
     """At a load that fills the cluster; some two hundred pairs run."""
-    here = experiment(shared_data)
-    alone, shared = here.run(f"gavel_{name}"), here.run(f"gavel_{name}(space_sharing=True)")
+    alone, shared = run(f"gavel_{name}"), run(f"gavel_{name}(space_sharing=True)")
     assert (shared.events["partner"] >= 0).any()
     assert not (alone.events["partner"] >= 0).any()
     assert shared.summary["mean_jct_s"] < 1.01 * alone.summary["mean_jct_s"]
@@ -36,10 +39,9 @@ def test_without_speeds_of_pairs_sharing_is_refused_and_says_what_to_do() -> Non
 
 
 @pytest.mark.parametrize("name", ["las(placement=True)", "las(ideal=True)", "ftf(recompute_s=1800)", "las(stay=0)"])
-def test_options_of_rounds_go_with_a_policys_and_change_little(name: str, shared_data: Any) -> None:
-    here = experiment(shared_data)
-    usual = here.run(f"gavel_{name.split('(')[0]}").summary["mean_jct_s"]
-    assert here.run(f"gavel_{name}").summary["mean_jct_s"] == pytest.approx(usual, rel=0.05)
+def test_options_of_rounds_go_with_a_policys_and_change_little(name: str, run: Callable[[str], RunRecord]) -> None:
+    usual = run(f"gavel_{name.split('(')[0]}").summary["mean_jct_s"]
+    assert run(f"gavel_{name}").summary["mean_jct_s"] == pytest.approx(usual, rel=0.05)
 
 
 def test_a_deadline_that_cannot_be_kept_is_told_once_and_the_others_are_kept() -> None:
