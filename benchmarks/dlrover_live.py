@@ -2,10 +2,11 @@
 
 python -m benchmarks dlrover_live
 
-Wide&Deep really trains, with 0.6 cores in all. The brain and the autoscaler each have a job in which they come to a
-plan. Then one job has these and twelve others in turn, the brain's plan again and again between them: the machine may
-do something else meanwhile, and each plan is compared with the brain's just before and after it. What is declared is
-no limit on machines, so that the autoscaler's decisions are given the cores that its jobs declare.
+Wide&Deep and two scripts (`benchmarks/ports`) really train, with 0.6 cores in all. The brain has a job in which it
+comes to a plan, and the autoscaler has another one for Wide&Deep. Then one job has these and twelve others in turn, the
+brain's plan again and again between them: the machine may do something else meanwhile, and each plan is compared with
+the brain's just before and after it. What is declared is no limit on machines, so that the autoscaler's decisions are
+given the cores that its jobs declare.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks import Row, size
+from benchmarks.ports import SCRIPTS
 from labkit.core import Placement, Role
 from labkit.core.errors import StoppedError
 from labkit.core.events import Events, Kind
@@ -40,7 +42,11 @@ from labkit.testbed.run.training import TrainingTable
 
 COMMAND = "python -m benchmarks dlrover_live"
 CORES = 0.6
-TRAINING = TrainingTable(width=0.3, batch=256, samples=2048)
+TRAINED: Final = {
+    "wide_deep": ("wide_deep", {"training": TrainingTable(width=0.3, batch=256, samples=2048)}),
+    **{name: (str(SCRIPTS / f"{name}.py"), {}) for name in ("mnist", "dlrm")},
+}
+"""Name -> the model of `auto`, and its options."""
 PLANS = tuple(
     Plan(*each)
     for each in (
@@ -111,8 +117,9 @@ def scaler() -> Scheduler:
     return make("autoscale(step=1, interval_s=8, quantum_s=2)")
 
 
-def ran(folder: Path, until_s: float, **options: object) -> tuple[RunRecord, float]:
-    """Return what a job came to in so many seconds, and which part of a core this process used in the later half."""
+def ran(folder: Path, until_s: float, *, of: str, **options: object) -> tuple[RunRecord, float]:
+    """Return what a job of one of TRAINED came to in so many seconds, and the part of a core that this process used
+    in the later half."""
     halfway: list[float] = []
 
     def end(batch: Events) -> None:
@@ -122,8 +129,9 @@ def ran(folder: Path, until_s: float, **options: object) -> tuple[RunRecord, flo
             raise StoppedError("long enough")
 
     known = set(folder.iterdir()) if folder.exists() else set()
+    model, its = TRAINED[of]
     with suppress(StoppedError):
-        auto("wide_deep", steps=ENDLESS, cores=CORES, runs=folder, training=TRAINING, observers=[end], **options)
+        auto(model, steps=ENDLESS, cores=CORES, runs=folder, observers=[end], **its, **options)
     (made,) = [path for path in folder.iterdir() if path not in known and (path / "run.json").exists()]
     return load(made), (used_s() - halfway[0]) / (until_s / 2)
 
@@ -168,9 +176,9 @@ def against(mine: Plan, speeds: Sequence[tuple[Plan, float]]) -> dict[Plan, floa
     return {plan: float(np.median(each)) for plan, each in found.items()}
 
 
-def measured(folder: Path, plans: tuple[Plan, ...]) -> list[tuple[Plan, float]]:
+def measured(folder: Path, plans: tuple[Plan, ...], *, of: str) -> list[tuple[Plan, float]]:
     """Return the steps/s of plans in turn, of the later half of the time that each had."""
-    whole, _ = ran(folder, EACH_S * (len(plans) + 1), scheduler=InTurn(plans, EACH_S))
+    whole, _ = ran(folder, EACH_S * (len(plans) + 1), of=of, scheduler=InTurn(plans, EACH_S))
     known = {(plan.n_workers, plan.n_ps, round(plan.worker_cores, 4), round(plan.ps_cores, 4)): plan for plan in plans}
     found = []
     for row in configurations(whole.events, whole.jobs).itertuples():
@@ -183,28 +191,34 @@ def measured(folder: Path, plans: tuple[Plan, ...]) -> list[tuple[Plan, float]]:
 def rows() -> list[Row]:
     """Return the brain's throughput against the best plan's and the autoscaler's, and what it costs itself."""
     with tempfile.TemporaryDirectory(prefix="lk-", dir="/tmp") as place:
-        timed = Timed(make(brain_for(CORES)))
-        brain, used = ran(Path(place) / "brain", WHOLE_S, scheduler=timed)
-        scaled, _ = ran(Path(place) / "autoscale", WHOLE_S / 3, servers=1, workers=1, scheduler=Held(scaler()))
-        mine, its = plan_at_end(brain), plan_at_end(scaled)
-        ratios = against(mine, measured(Path(place) / "plans", in_turn(mine, (*PLANS[:6], its, *PLANS[6:], its))))
-    told = f"load {os.getloadavg()[1]:.0f}"
-    others = [ratio for plan, ratio in ratios.items() if plan not in (mine, its)]
-    print(f"brain: {mine}; autoscaler: {its}")
-    print("\n".join(f"{ratio:.2f} of the brain's: {plan}" for plan, ratio in ratios.items()))
-    rows = (
-        ("brain after 60 s, of the best of 12 measured plans", 1 / max(others), f"ratio, {told}", 0.85, True),
-        ("brain after 60 s, of Or et al.'s autoscaler, same cores", 1 / ratios[its], f"ratio, {told}", 1.5, True),
-        ("the worst of 12 plans, of the best", min(others) / max(others), "ratio", None, True),
-        ("processor time of the brain's decisions", 200 * timed.took_s / WHOLE_S, "% of a core", 1.0, False),
-        (
-            "processor time of its process, with all that it hears of the job",
-            100 * used,
-            "% of a core",
-            None,
-            False,
-        ),
-    )
+        scaled, _ = ran(
+            Path(place) / "scaled", WHOLE_S / 3, of="wide_deep", servers=1, workers=1, scheduler=Held(scaler())
+        )
+        found = [row for name in TRAINED for row in against_plans(Path(place) / name, name, plan_at_end(scaled))]
     return [
-        Row(f"live: {name}", round(value, 3), unit, goal, higher, COMMAND) for name, value, unit, goal, higher in rows
+        Row(f"live, {name}", round(value, 3), unit, goal, higher, COMMAND) for name, value, unit, goal, higher in found
+    ]
+
+
+def against_plans(place: Path, name: str, its: Plan) -> list[tuple[str, float, str, float | None, bool]]:
+    """Return the rows of one of TRAINED; `its` is the autoscaler's plan."""
+    timed = Timed(make(brain_for(CORES)))
+    brain, used = ran(place / "brain", WHOLE_S, of=name, scheduler=timed)
+    mine = plan_at_end(brain)
+    told = f"load {os.getloadavg()[1]:.0f}"
+    ratios = against(mine, measured(place / "plans", in_turn(mine, (*PLANS[:6], its, *PLANS[6:], its)), of=name))
+    others = [ratio for plan, ratio in ratios.items() if plan not in (mine, its)]
+    print(f"{name}: brain: {mine}; autoscaler of wide_deep: {its}")
+    print("\n".join(f"{ratio:.2f} of the brain's: {plan}" for plan, ratio in ratios.items()))
+    rows: list[tuple[str, float, str, float | None, bool]] = [
+        (f"{name}: brain after 60 s, of the best of 12 measured plans", 1 / max(others), f"ratio, {told}", 0.85, True),
+        (f"{name}: the worst of 12 plans, of the best", min(others) / max(others), "ratio", None, True),
+    ]
+    if name != "wide_deep":
+        return rows
+    return [
+        *rows,
+        ("brain after 60 s, of Or et al.'s autoscaler, same cores", 1 / ratios[its], f"ratio, {told}", 1.5, True),
+        ("processor time of the brain's decisions", 200 * timed.took_s / WHOLE_S, "% of a core", 1.0, False),
+        ("processor time of its process, with all that it hears of the job", 100 * used, "% of a core", None, False),
     ]
