@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,8 @@ Detach = Annotated[
 Script = Annotated[
     list[str] | None,
     typer.Option(
-        help="Your training script for a model of the trace: MODEL=FILE.py[:FUNCTION]. Its folder is copied "
-        "to the hosts.",
+        help="Your training script for a model of the trace: MODEL=FILE.py[:FUNCTION], or 'MODEL=FILE.py --its "
+        "arguments'. Its folder is copied to the hosts.",
         metavar="MODEL=FILE",
     ),
 ]
@@ -187,7 +188,21 @@ def _scripts(script: list[str] | None, data: list[str] | None) -> dict[str, OwnS
     files, folders = _by_model(script, option="--script"), _by_model(data, option="--data")
     if odd := next((model for model in folders if model not in files), None):
         raise InputError(f"--data {odd}=... has no script; give --script {odd}=FILE.py too.")
-    return {model: OwnScript.of(file, data=folders.get(model)) for model, file in files.items()}
+    named = {model: _words(text) for model, text in files.items()}
+    return {model: OwnScript.of(file, data=folders.get(model), args=args) for model, (file, *args) in named.items()}
+
+
+def _words(text: str) -> list[str]:
+    """Return the path of a script, and its arguments; a path alone may have blanks in it."""
+    from labkit.testbed.run.own_scripts import SCRIPT
+
+    named = SCRIPT.fullmatch(Path(text).name)
+    if named and (Path(text).parent / named["file"]).is_file():
+        return [text]
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"--script ...={text}: {error}; expected FILE.py and its arguments.") from None
 
 
 def _by_model(pairs: list[str] | None, *, option: str) -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from labkit.cli.deploy import _scripts
 from labkit.core import Placement
 from labkit.core.errors import InputError
 from labkit.core.events import Kind
@@ -115,6 +118,28 @@ def test_too_much_is_refused(tmp_path, own, monkeypatch):
 def test_what_is_no_script_is_refused(own, path, told):
     with pytest.raises(InputError, match=told):
         OwnScript.of(Path(own.code) / path)
+
+
+@pytest.mark.parametrize("file", ["code/train.py", "code/train.py:program", "my code/train.py"])
+def test_a_script_has_its_arguments_on_the_host(own, tmp_path, monkeypatch, file):
+    shutil.copytree(own.code, tmp_path / "my code")
+    monkeypatch.chdir(tmp_path)
+    plain, given = (_scripts([f"mine={text}"], None)["mine"] for text in (file, f"'{file}' --epochs 3"))
+    assert (plain.args, given.args) == ((), ("--epochs", "3"))
+    assert (given.script, given.code) == (plain.script, plain.code) == (Path(file).name, str((tmp_path / file).parent))
+    assert given.content != plain.content
+    archived = TABLE.changed(scripts={"mine": given}).packed(tmp_path / "staged")
+    read = TrainingTable(**json.loads(json.dumps(archived.to_json())))
+    assert read.request(mine(1, steps=1), 0, sites=[], place={}).args == ("--epochs", "3")
+    staged = tmp_path / "staged" / own_scripts.STAGED
+    one, other = read.scripts["mine"], replace(read.scripts["mine"], args=("--epochs", "4"))
+    assert one.outside(staged) != other.outside(staged), "another consent"
+
+
+def test_a_script_finds_its_arguments_where_it_is_called(tmp_path):
+    lines = ["import sys, torch", "def program(_): return torch.nn.Linear(1, len(sys.argv)), torch.ones(2, 1), sum"]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    assert training_from("train.py", code=tmp_path, data=None, seed=0, args=["a", "b"]).model.out_features == 3
 
 
 def test_a_script_for_a_model_that_the_trace_lacks_is_refused(own):

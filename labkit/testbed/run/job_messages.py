@@ -71,8 +71,10 @@ class JobRequest:
     script: str = ""
     code: str = ""
     samples: str = ""
-    """`script`, `code` and `samples`: A script of one's own instead of both: "train.py:program", and the SHA-256 of its
-    code and its data, which were brought below labkit's folder here (`labkit.testbed.run.own_scripts`)."""
+    args: tuple[str, ...] = ()
+    """`script`, `code`, `samples` and `args`: A script of one's own instead of both: "train.py:program", the SHA-256 of
+    its code and its data, which were brought below labkit's folder here (`labkit.testbed.run.own_scripts`), and its
+    arguments."""
     width: float = 1.0
     seed: int = 0
     data: DatasetSpec = field(default_factory=DatasetSpec)

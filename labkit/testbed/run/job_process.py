@@ -111,7 +111,8 @@ def training_of(request: JobRequest, folder: Path) -> OwnTraining:
     if request.script:
         staged = folder.parents[2] / STAGED  # folder is runs/RUN/TASK below labkit's
         data = staged / request.samples if request.samples else None
-        return training_from(request.script, code=staged / request.code, data=data, seed=request.seed)
+        code = staged / request.code
+        return training_from(request.script, code=code, data=data, seed=request.seed, args=request.args)
     from labkit.elastic import models
     from labkit.elastic.data import dataset
 

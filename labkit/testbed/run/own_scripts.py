@@ -11,7 +11,7 @@ import stat
 import sys
 import tarfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -21,6 +21,7 @@ from labkit.core.consent import Outside, digest_of
 from labkit.core.errors import InputError, LabkitError
 from labkit.elastic.data import as_dataset
 from labkit.elastic.own_training import NEEDED, OwnTraining, content_of, read_training, training_of
+from labkit.elastic.script import command_line_of
 from labkit.elastic.script_text import has_loop
 from labkit.testbed.errors import HostError
 from labkit.testbed.ssh.fleet import Fleet
@@ -57,6 +58,8 @@ class OwnScript:
     """File in the folder of code, and the function in it: "train.py:program"; without a name it is `program`. Called
     with the folder of data, it returns model, data and loss, as `labkit.elastic.start` takes them."""
     code: str
+    args: tuple[str, ...] = ()
+    """What the file finds in `sys.argv`."""
     data: str = ""
     """`code` and `data`: folders on this machine, or archives of them; without data it is called with None."""
     code_hash: str = ""
@@ -64,8 +67,8 @@ class OwnScript:
     """`code_hash` and `data_hash`: SHA-256 of their content, once they are packed."""
 
     @classmethod
-    def of(cls, path: str | Path, *, data: str | Path | None = None) -> OwnScript:
-        """Return it for a file, "FILE.py" or "FILE.py:function"; its folder is the code.
+    def of(cls, path: str | Path, *, data: str | Path | None = None, args: Sequence[str] = ()) -> OwnScript:
+        """Return it for a file, "FILE.py" or "FILE.py:function", and its arguments; its folder is the code.
 
         Raise InputError if there is no such file, or no such folder of data.
         """
@@ -78,9 +81,13 @@ class OwnScript:
             raise InputError(f"script {code / found['file']} is not there; expected a Python file.")
         if data is not None and not Path(data).is_dir():
             raise InputError(f"data {data} is no folder; expected one with the files that {found['file']} reads.")
-        return cls(script=name, code=str(code), data="" if data is None else str(Path(data).absolute()))
+        there = "" if data is None else str(Path(data).absolute())
+        return cls(script=name, code=str(code), data=there, args=tuple(args))
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))  # from a record they are a list
+        if not all(isinstance(each, str) for each in self.args):
+            raise InputError(f"the arguments of script {self.script!r:.100} are {self.args!r:.100}; expected texts.")
         for archive, digest in ((self.code, self.code_hash), (self.data, self.data_hash)):
             if digest and not (HASH.fullmatch(digest) and Path(archive).name == f"{digest}.tar"):
                 raise InputError(f"the archive of script {self.script!r:.100} is {archive!r:.100}; expected HASH.tar.")
@@ -91,6 +98,7 @@ class OwnScript:
         for name in self.hashes:
             with open_plain(folder / f"{name}.tar") as archive:
                 digests.append(hashlib.file_digest(archive, "sha256").hexdigest())
+        digests += [hashlib.sha256(each.encode()).hexdigest() for each in self.args]
         digest = digest_of([("", "\n".join(digests).encode())]) if len(digests) > 1 else digests[0]
         return Outside("training script", self.script, f"{STAGED}/{self.code_hash}.tar", digest)
 
@@ -101,8 +109,8 @@ class OwnScript:
 
     @property
     def content(self) -> str:
-        """SHA-256 of the file and of what it imports beside it; "" once it is packed."""
-        return "" if self.code_hash else content_of(Path(self.code) / self.script.partition(":")[0])
+        """SHA-256 of the file, its arguments, and what it imports beside it; "" once it is packed."""
+        return "" if self.code_hash else content_of(Path(self.code) / self.script.partition(":")[0], *self.args)
 
     @property
     def hashes(self) -> tuple[str, ...]:
@@ -221,7 +229,7 @@ class Staging:
         return self._fleet.run(["/bin/sh", "-c", program, "sh", *words], timeout_s=STAGE_S, only=[host])
 
 
-def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> OwnTraining:
+def training_from(script: str, *, code: Path, data: Path | None, seed: int, args: Sequence[str] = ()) -> OwnTraining:
     """Return the training of a script: what `labkit train FILE.py` takes, or what a function of it returns.
 
     The classes and functions of the script, and of modules beside it, are pickled by value: workers on other hosts need
@@ -236,13 +244,19 @@ def training_from(script: str, *, code: Path, data: Path | None, seed: int) -> O
         The folders on this host.
     seed : int
         Of the global random generator of torch while the script runs.
+    args : sequence of str
+        What it finds in `sys.argv`.
     """
     file, _, function = script.partition(":")
     path = code / file
     if not path.is_file():
         raise InputError(f"script {file} is not in the code that was brought here; expected it in {code}.")
     loops = not function and has_loop(path)
-    training = read_training(path, seed=seed) if loops else _called(path, function or FUNCTION, data, seed)
+    if loops:
+        training = read_training(path, seed=seed, args=args)
+    else:
+        with command_line_of(path, args):
+            training = _called(path, function or FUNCTION, data, seed)
     training.check_unvalidated(file, instead="leave it out here: labkit train validates")
     pickle_by_value(code)
     training.check()

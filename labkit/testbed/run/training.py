@@ -150,7 +150,7 @@ class TrainingTable:
         own = self.scripts.get(name)
         script, code, samples = ("", "", "") if own is None else (own.script, own.code_hash, own.data_hash)
         return JobRequest(
-            name="" if own else name, script=script, code=code, samples=samples,
+            name="" if own else name, script=script, code=code, samples=samples, args=own.args if own else (),
             width=self.widths.get(name, self.width), seed=self.seed + number,
             data=DatasetSpec(self.samples, self.seed + number), lr=self.lr, steps=self.n_steps(jobs, number),
             batch=self.samples_per_step, shards=self.shards, optimizer=self.optimizer, sync=bool(jobs.sync[number]),
