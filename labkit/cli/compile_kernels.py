@@ -39,7 +39,7 @@ PUBLISHED = ("drf", "fifo", "srtf", "tetris", "optimus")
 def compile_all() -> None:
     """Compile what is not compiled yet, on all cores.
 
-    What all parts share comes first: two processes that need the same kernel at the same time both compile it.
+    What all parts share comes first: of two processes that need the same kernel at the same time, one waits.
     """
     with ProgressLines(1 + len(PARTS), unit="parts of the kernels", every_s=EVERY_S) as lines:
         _compile(_placers)
