@@ -18,6 +18,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "las": ("least attained GPU-time first, in queues", "Tiresias, NSDI 2019"),
         "tiresias": ("las in K queues, with promotion and the Gittins index", "Tiresias, NSDI 2019"),
         "muri": ("least remaining GPU-time first, in pairs that interleave on their GPUs", "Zhao et al., SIGCOMM 2022"),
+        "shockwave": ("rounds planned for the product of progress, makespan and fair ends", "Zheng et al., NSDI 2023"),
         "tetris": ("best fit to the free resources, plus little remaining work", "Grandl et al., SIGCOMM 2014"),
         "static": ("in order of arrival, each gang as configured and never changed", ""),
     },

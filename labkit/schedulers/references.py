@@ -65,6 +65,11 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Zhao, Yihao and Liu, Yuanqiang and Peng, Yanghua and Zhu, Yibo and Liu, Xuanzhe and Jin, Xin",
         "Multi-Resource Interleaving for Deep Learning Training", "ACM SIGCOMM", 2022,
     ),
+    "Zheng et al., NSDI 2023": Reference(
+        "Zheng, Pengfei and Pan, Rui and Khan, Tarannum and Venkataraman, Shivaram and Akella, Aditya",
+        "Shockwave: Fair and Efficient Cluster Scheduling for Dynamic Adaptation in Machine Learning",
+        "USENIX NSDI", 2023,
+    ),
     "Hwang et al., NSDI 2021": Reference(
         "Hwang, Changho and Kim, Taehyun and Kim, Sunghyun and Shin, Jinwoo and Park, KyoungSoo",
         "Elastic Resource Sharing for Distributed Deep Learning", "USENIX NSDI", 2021,

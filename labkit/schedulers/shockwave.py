@@ -1,4 +1,4 @@
-"""Shockwave: rounds planned ahead for the largest product of progress, a short makespan, and no job late by its share."""
+"""Shockwave: rounds planned ahead for the product of all progress, a short makespan, and ends by fair shares."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ class Shockwave:
 
     Notes
     -----
-    Shockwave solves an integer program by a commercial solver, for 15 s at most. This finds the same rounds greedily
-    for each longest time left (`labkit.solvers.window`), which is exact where all gangs are of one size. There ends are
-    counted from the beginning of the run, fair shares do not know the sizes of gangs, and the bounds are dropped
-    together when some job cannot meet its own: on its traces more jobs end late so, and the mean JCT is a tenth
-    longer. Time left is by the speed measured last, or as declared. Shockwave also predicts changes of the batch size
-    from those of a job so far; a job of labkit does not tell its batch size, so that is left out.
+    Shockwave solves an integer program by a commercial solver, for 15 s at most. Here rounds are found greedily for
+    each longest time left (`labkit.solvers.window`), which is exact where all gangs are of one size. There ends are
+    counted from the beginning of the run, fair shares do not know the sizes of gangs, early rounds go to the largest
+    weight per round, and all bounds are dropped when one cannot be met.
+
+    Time left is by the speed measured last, or as declared. Shockwave also predicts changes of the batch size from
+    those that a job has had. Here a job does not tell its batch size: where speeds have phases (`PhaseModel`), only the
+    present one is measured, and to measure later ones before the run would make an oracle of it.
 
     Read in github.com/uw-mad-dash/shockwave (MIT), e07dd20; nothing is copied.
 
@@ -91,7 +93,7 @@ class Shockwave:
     placer: Placer = ByNetwork()
     moves: bool | None = None
     _slot_s: float = field(default=0.0, init=False, repr=False)
-    _history: Recall[Plan] = field(init=False, repr=False)
+    _history: Recall[RoundPlan] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.window, int) and self.window >= 1 and 0 < self.round_s < inf):
@@ -104,7 +106,7 @@ class Shockwave:
                 f"shockwave: makespan is {self.makespan}, power {self.power}, rho {self.rho}; expected a cost >= 0, a "
                 "power >= 0 and a ratio > 0."
             )
-        self._history = Recall(Plan())
+        self._history = Recall(RoundPlan())
 
     @property
     def quantum_s(self) -> float:
@@ -131,7 +133,7 @@ class Shockwave:
         order = np.lexsort((-left_s, ~planned, begins | ~jobs.running))
         return run_in_order(snapshot, jobs.number[order], self.placer, moves=self.moves)
 
-    def _rows(self, snapshot: Snapshot, plan: Plan, round_s: float) -> Bools:
+    def _rows(self, snapshot: Snapshot, plan: RoundPlan, round_s: float) -> Bools:
         """Return in which of the next rounds each active job runs, (J, T)."""
         jobs, size, window_s = snapshot.jobs, _sizes(snapshot), self.window * round_s
         step_s = plan.step_s[jobs.number]
@@ -153,7 +155,7 @@ class Shockwave:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Plan:
+class RoundPlan:
     """What is remembered from one decision to the next: what was seen of the N jobs of a run, and the plan."""
 
     crowd_s: Floats = field(default_factory=lambda: np.empty(0))
@@ -173,7 +175,7 @@ class Plan:
     gpus: float = 0.0
     """GPUs that were there."""
 
-    def seen(self, snapshot: Snapshot) -> Plan:
+    def seen(self, snapshot: Snapshot) -> RoundPlan:
         """Return it with what a snapshot shows."""
         jobs, table = snapshot.jobs, snapshot.table
         if len(self.step_s):
@@ -181,7 +183,10 @@ class Plan:
         else:
             known = table.duration_s > 0
             usual_s = np.median(table.duration_s[known]) if known.any() else UNKNOWN_S
-            crowd_s, step_s = np.full(len(table), np.nan), np.where(known, table.duration_s, usual_s) / table.total_steps
+            crowd_s, step_s = (
+                np.full(len(table), np.nan),
+                np.where(known, table.duration_s, usual_s) / table.total_steps,
+            )
         crowd_s[self.active] += len(self.active) * (snapshot.now_s - self.now_s)
         new = jobs.number[np.isnan(crowd_s[jobs.number])]
         crowd_s[new] = len(jobs) * (snapshot.now_s - table.arrival_s[new])

@@ -21,7 +21,8 @@ def plan_rounds(gain: Floats, size: Floats, left: Floats, *, least: Ints, drag: 
     least_j <= n_j <= T, where the jobs of a round take no more than all there is. For a longest rest L a job needs
     left_j - L rounds; others go one by one to the job that gains most by its size, as if all rounds were one. L is
     found by the slope of the objective. If these numbers cannot be cut into rounds, they are found again round by
-    round. Jobs of one size always can: then this is exact, if L has few values.
+    round. Those of jobs of one size, of which a round holds a whole number, always can: then this is exact, if L has
+    few values.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ def plan_rounds(gain: Floats, size: Floats, left: Floats, *, least: Ints, drag: 
     rests = _rests(rest, least, gain.shape[1])
 
     def floor(i: int) -> Ints:
-        return np.maximum(least, np.ceil(rest - rests[i] - NEAR).astype(np.int64))
+        needed: Ints = np.maximum(least, np.ceil(rest - rests[i] - NEAR).astype(np.int64))
+        return needed
 
     def value(i: int) -> float:
         gains = float(fill(order, gain, size, floor(i), n))
@@ -106,7 +108,7 @@ def fill(order: Ints, gain: Floats, size: Floats, floor: Ints, n: Ints) -> float
 
 @inner
 def _takes(rows: Bools, free: Floats, size: float, j: int) -> bool:
-    """Let a job run in the fullest round that has room for it, and in which it does not; return whether there is one."""
+    """Let a job run in one more round, the fullest one that has room for it; return whether there is one."""
     at = -1
     for t in range(len(free)):
         if not rows[j, t] and size <= free[t] and (at < 0 or free[t] < free[at]):
@@ -119,7 +121,7 @@ def _takes(rows: Bools, free: Floats, size: float, j: int) -> bool:
 
 @kernel
 def pack(order: Ints, large_first: Ints, gain: Floats, size: Floats, floor: Ints, n: Ints) -> bool:
-    """Write rounds of jobs, (J,), as `fill` does, but each where a round has room; return whether all the floor fits."""
+    """Write rounds of jobs, (J,), as `fill` does, each where a round has room; return whether all of the floor fits."""
     n_rounds = gain.shape[1]
     rows, free = np.zeros(gain.shape, np.bool_), np.full(n_rounds, 1 + NEAR)
     n[:] = 0
