@@ -68,7 +68,8 @@ class Shockwave:
     Shockwave solves an integer program by a commercial solver, for 15 s at most. Here rounds are found greedily for
     each longest time left (`labkit.solvers.window`), which is exact where all gangs are of one size. There ends are
     counted from the beginning of the run, fair shares do not know the sizes of gangs, early rounds go to the largest
-    weight per round, and all bounds are dropped when one cannot be met.
+    weight per round, and all bounds are dropped when one cannot be met. In both, jobs of a few rounds are late by what
+    they wait for the end of a round.
 
     Time left is by the speed measured last, or as declared. Shockwave also predicts changes of the batch size from
     those that a job has had. Here a job does not tell its batch size: where speeds have phases (`PhaseModel`), only the
@@ -101,10 +102,10 @@ class Shockwave:
                 f"shockwave: window is {self.window}, round_s {self.round_s}; expected a number of rounds >= 1 and "
                 "seconds > 0."
             )
-        if not (0 <= self.makespan < inf and 0 <= self.power < inf and 0 < self.rho < inf):
+        if not (0 <= self.makespan < inf and 0 <= self.power <= NEARLY_DONE and 0 < self.rho < inf):
             raise InputError(
                 f"shockwave: makespan is {self.makespan}, power {self.power}, rho {self.rho}; expected a cost >= 0, a "
-                "power >= 0 and a ratio > 0."
+                "power from 0 to 100 and a ratio > 0."
             )
         self._history = Recall(RoundPlan())
 
@@ -137,14 +138,14 @@ class Shockwave:
         """Return in which of the next rounds each active job runs, (J, T)."""
         jobs, size, window_s = snapshot.jobs, _sizes(snapshot), self.window * round_s
         step_s = plan.step_s[jobs.number]
-        left_s, total_s = step_s * jobs.remaining_steps, step_s * jobs.total_steps
-        slower, fair_s = plan.shares(snapshot, size)
-        due_s = self.rho * total_s * fair_s - (snapshot.now_s - jobs.arrival_s)
+        total_s, left_s = step_s * jobs.total_steps, step_s * np.maximum(jobs.remaining_steps, NEAR * jobs.total_steps)
+        slower, fair = plan.shares(snapshot, size)
+        due_s = self.rho * total_s * fair - (snapshot.now_s - jobs.arrival_s)  # from now on
         spare_s = np.maximum(due_s - window_s, 0.0)  # for what is left after the window
         least = np.ceil(np.maximum(left_s - spare_s / slower, 0.0) / round_s - NEAR)
         in_time = (least <= self.window) & (left_s <= due_s) & (size <= 1 + NEAR)
-        rho = ((left_s * slower - due_s) / (total_s * fair_s) + self.rho).clip(0, MOST_RHO)
-        power = np.where(left_s < round_s, max(NEARLY_DONE, self.power), self.power) * (self.power > 0)
+        rho = ((left_s * slower - due_s) / (total_s * fair) + self.rho).clip(0, MOST_RHO)
+        power = np.where((left_s < round_s) & (self.power > 0), NEARLY_DONE, self.power)
         weight = np.where(in_time | (rho <= self.rho), 1.0, np.minimum(rho**power, MOST_WEIGHT))
         least = np.where(in_time & (size @ np.where(in_time, least, 0) <= self.window), least, 0).astype(np.int64)
         done = (total_s - left_s)[:, None] + np.arange(self.window + 1) * round_s
