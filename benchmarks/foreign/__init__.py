@@ -1,6 +1,6 @@
 """Others' simulators beside ours: the same jobs in both, and how many of them end at the same moment.
 
-    python -m benchmarks.foreign tiresias=FOLDER lucid=FOLDER pollux=FOLDER muri=FOLDER
+    python -m benchmarks.foreign tiresias=FOLDER lucid=FOLDER pollux=FOLDER muri=FOLDER shockwave=FOLDER
 
 FOLDER is a clone of the system's repository, with a work tree or without; a name alone means the folder of that name in
 $LABKIT_FOREIGN, or in the user's cache, and it is cloned there once. Their programs are copied to a temporary folder
@@ -24,6 +24,7 @@ SYSTEMS: Final[Mapping[str, str]] = {
     "fgd": "https://github.com/hkust-adsl/kubernetes-scheduler-simulator",
     "pollux": "https://github.com/petuum/adaptdl",
     "muri": "https://github.com/Rivendile/Muri",
+    "shockwave": "https://github.com/uw-mad-dash/shockwave",
 }
 """Each system, and where its repository is; its module here has the same name."""
 SAME_S: Final = 1e-6
