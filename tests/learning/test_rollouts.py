@@ -126,7 +126,7 @@ class Watched(Recorder):
         return placement
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(asked=scenarios)
 def test_branching_leaves_an_episode_as_if_it_had_not_branched(asked) -> None:
     """A simulation of the decisions that were kept has the same events: forks share nothing that changes."""

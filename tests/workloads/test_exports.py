@@ -273,7 +273,7 @@ SPANS = st.sampled_from(["00:00:00", "01:00:00", "2-00:00:01", "", "12:30"])
 SLURM = st.lists(st.tuples(IDS, STAMPS, STAMPS, STAMPS, SPANS, STATES, TRES, TRES), min_size=1, max_size=12)
 
 
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(SLURM)
 def test_jobs_and_left_out_rows_of_a_slurm_export_are_all_rows(rows):
     header = "JobID|Submit|Start|End|Elapsed|State|AllocTRES|ReqTRES"
