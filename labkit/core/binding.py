@@ -10,7 +10,7 @@ import numpy as np
 from labkit.core.book import Book, Records, charge, take_again
 from labkit.core.devices import NEAR, best_device, charge_device, charge_devices, is_part
 from labkit.core.placement import Placement
-from labkit.core.resources import GPUS, Bools, Floats, Ints
+from labkit.core.resources import GPUS, Amounts, Bools, Floats, Ints
 from labkit.kernels import inner, kernel
 
 MOST_TRIES: Final = 100_000
@@ -55,19 +55,21 @@ def keep_running(placement: Placement, jobs: Ints, book: Book, left: Floats) -> 
     if not _sound(named, book):  # the backend says what is wrong
         return placement, np.ones(len(jobs), np.bool_)
     devices = named.devices if len(named.devices) else np.full(len(named), -1, np.int32)
+    cpus, memory_gb = (a if len(a) else np.full(len(named), np.nan, np.float32) for a in (named.cpus, named.memory_gb))
     return named, _stay(
-        named.job, named.role, named.group, named.count, devices, jobs, book.allocations, book.tasks, book.demand, left
+        named.job, named.role, named.group, named.count, cpus, memory_gb, devices, jobs, book.allocations, book.tasks,
+        book.demand, left,
     )  # fmt: skip
 
 
 @kernel
 def _stay(
-    job: Ints, role: Ints, group: Ints, count: Ints, devices: Ints, jobs: Ints, allocations: Records, tasks: Records,
-    demand: Floats, left: Floats,
+    job: Ints, role: Ints, group: Ints, count: Ints, cpus: Amounts, memory_gb: Amounts, devices: Ints, jobs: Ints,
+    allocations: Records, tasks: Records, demand: Floats, left: Floats,
 ) -> Bools:  # fmt: skip
     """Take rows out of what is left, and then what jobs hold where all of it is there; return for which it was."""
     for p in range(len(job)):
-        charge(left, group[p], float(count[p]), demand[role[p], job[p]], np.nan, np.nan, 1.0, devices[p])
+        charge(left, group[p], float(count[p]), demand[role[p], job[p]], cpus[p], memory_gb[p], 1.0, devices[p])
     stays = np.empty(len(jobs), np.bool_)
     for i in range(len(jobs)):
         stays[i] = take_again(allocations, tasks, demand, jobs[i], left)

@@ -347,6 +347,10 @@ class Jobs:
         """What schedulers see of these jobs: all columns but those of the truth; always the same object."""
         return DeclaredJobs.without_truth(self)
 
+    def with_workers_of(self, demand: Floats) -> DeclaredJobs:
+        """Return what is declared of these jobs, had a worker of each declared other amounts, (N, R): unchecked."""
+        return DeclaredJobs(**{**DeclaredJobs._columns_of(self), "worker_demand": demand})
+
     def model_names(self) -> NDArray[np.object_]:
         """Return each job's model name, (N,)."""
         return np.array(self.models, dtype=object)[self.model]

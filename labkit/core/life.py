@@ -21,11 +21,13 @@ class Measure(Protocol):
     """Trains a job alone with some gangs for a moment."""
 
     def __call__(
-        self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /
-    ) -> Floats:
+        self, job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /,
+        *, cpus: ArrayLike | None = None, memory_gb: ArrayLike | None = None,
+    ) -> Floats:  # fmt: skip
         """Return steps/s with each of these gangs, of a job that has done so many steps; 0 where one does not fit.
 
-        `device_type` is where the workers are; None: wherever each gang is fastest.
+        `device_type` is where the workers are; None: wherever each gang is fastest. `cpus` and `memory_gb`: what each
+        worker has in the place of what was declared; NaN is returned where speeds do not depend on that.
         """
         ...
 

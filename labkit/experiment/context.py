@@ -18,7 +18,7 @@ from labkit.core.events import Kind
 from labkit.core.jobs import Jobs
 from labkit.core.life import Context, Hold, Measure, begin
 from labkit.core.protocols import PhaseModel, Scheduler, SpeedModel
-from labkit.core.resources import Floats
+from labkit.core.resources import CPUS, MEMORY_GB, Floats
 from labkit.core.running import Running
 from labkit.experiment.cadence import every_slot
 from labkit.experiment.profile import measure_profile
@@ -75,16 +75,25 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
     phased = isinstance(speed, PhaseModel)
 
     def measure(
-        job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /
-    ) -> Floats:
+        job: int, n_ps: ArrayLike, n_workers: ArrayLike, steps: float = 0.0, device_type: int | None = None, /,
+        *, cpus: ArrayLike | None = None, memory_gb: ArrayLike | None = None,
+    ) -> Floats:  # fmt: skip
         ps, workers = np.broadcast_arrays(np.asarray(n_ps, np.int32), np.asarray(n_workers, np.int32))
         gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
-        best = np.zeros(len(ps))
+        best, sized = np.zeros(len(ps)), not (cpus is None and memory_gb is None)
+        if sized and not getattr(speed, "amounts", False):
+            return np.full(len(ps), np.nan)
+        for r, amount in ((CPUS, cpus), (MEMORY_GB, memory_gb)):
+            if amount is not None:
+                gangs.worker_demand[:, r] = amount
         kinds = np.flatnonzero(runs_on[job])
         for kind in kinds if device_type is None else kinds[kinds == device_type]:
             running, placed = compact(gangs, cluster, which=np.arange(len(ps), dtype=np.int32), device_type=int(kind))
             if phased:
                 running = replace(running, steps=np.full(len(running.job), steps))
+            if sized:
+                taken = np.stack([gangs.worker_demand, gangs.ps_demand])[running.role, running.job[running.row_job()]]
+                running = replace(running, cpus=taken[:, CPUS], memory_gb=taken[:, MEMORY_GB])
             best[placed] = np.maximum(best[placed], _alone(speed, running, job=job, jobs=jobs))
         return best
 
@@ -111,6 +120,8 @@ def _one(running: Running, i: int, *, job: int) -> Running:
         n_workers=running.n_workers[i : i + 1],
         n_ps=running.n_ps[i : i + 1],
         steps=running.steps[i : i + 1],
+        cpus=running.cpus[rows],
+        memory_gb=running.memory_gb[rows],
     )
 
 

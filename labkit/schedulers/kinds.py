@@ -19,6 +19,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "tiresias": ("las in K queues, with promotion and the Gittins index", "Tiresias, NSDI 2019"),
         "muri": ("least remaining GPU-time first, in pairs that interleave on their GPUs", "Zhao et al., SIGCOMM 2022"),
         "shockwave": ("rounds planned for the product of progress, makespan and fair ends", "Zheng et al., NSDI 2023"),
+        "synergy": ("any order in rounds; cores and memory where they gain most", "Mohan et al., OSDI 2022"),
         "tetris": ("best fit to the free resources, plus little remaining work", "Grandl et al., SIGCOMM 2014"),
         "static": ("in order of arrival, each gang as configured and never changed", ""),
     },

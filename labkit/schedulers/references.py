@@ -56,6 +56,11 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning",
         "USENIX OSDI", 2021,
     ),
+    "Mohan et al., OSDI 2022": Reference(
+        "Mohan, Jayashree and Phanishayee, Amar and Kulkarni, Janardhan and Chidambaram, Vijay",
+        "Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clusters",
+        "USENIX OSDI", 2022,
+    ),
     "Jayaram Subramanya et al., SOSP 2023": Reference(
         "Jayaram Subramanya, Suhas and Arfeen, Daiyaan and Lin, Shouxu and Qiao, Aurick and Jia, Zhihao"
         " and Ganger, Gregory R.",
