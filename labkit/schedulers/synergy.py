@@ -62,7 +62,7 @@ class Synergy:
 
     Notes
     -----
-    Jobs that go on keep their machines: they are resized, which costs nothing, not moved. The published simulator
+    Jobs that continue keep their machines: they are resized, which costs nothing, not moved. The published simulator
     packs all jobs anew in each round; there a squeezed job has its fair share exactly, here a part of what is left,
     too. A job that does not fit beside tasks without GPUs has what it declared, if that is less.
 
