@@ -18,6 +18,8 @@ from labkit.schedulers import make
 from labkit.speed.cpu import CpuModel
 from labkit.speed.recorded import Recorded
 from labkit.speed.step_time import StepTime
+from labkit.testing import check_scheduler
+from labkit.testing.scenes import SharedSpeeds, random_scenes
 from labkit.topology import no_network
 from labkit.topology.servers import Server
 
@@ -33,9 +35,9 @@ class Fed:
 
     def speeds(self, running: Running) -> np.ndarray:
         job = running.job[running.row_job()]
-        has = self.jobs.worker_demand[job][:, 1:]
+        has = np.where((running.role == 0)[:, None], self.jobs.worker_demand[job][:, 1:], np.inf)
         if len(running.cpus):
-            has = np.column_stack([running.cpus, running.memory_gb])
+            has = np.where((running.role == 0)[:, None], np.column_stack([running.cpus, running.memory_gb]), np.inf)
         slowest = np.full(len(running.job), np.inf)
         np.minimum.at(slowest, running.row_job(), np.minimum((has / self.needs[job]).min(axis=1), 1.0))
         return slowest
@@ -176,6 +178,27 @@ def test_where_few_jobs_are_hungry_all_end_sooner_and_where_most_are_hardly_any(
         for name in ("synergy", "synergy(tune=False)")
     }
     assert mean["synergy"] < least * mean["synergy(tune=False)"]
+
+
+class FedShared(SharedSpeeds):
+    """The speeds of conformance scenes, less where workers have fewer cores than 1 to 7, by number of the job."""
+
+    amounts = True
+
+    def __init__(self, jobs: Jobs, cluster: Cluster, **options: object) -> None:
+        super().__init__(jobs, cluster, **options)
+        self.fed = Fed(jobs, cluster, 1.0 + np.arange(len(jobs)) % 7, 1e-9)
+
+    def speeds(self, running: Running) -> np.ndarray:
+        return super().speeds(running) * np.maximum(self.fed.speeds(running), 1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"squeeze": False, "order": "las"}])
+def test_it_passes_the_suite_where_speeds_depend_on_cores(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameter servers, jobs without GPUs, machines that fail, types of GPUs."""
+    for module in ("schedulers", "scenes"):
+        monkeypatch.setattr(f"labkit.testing.{module}.SharedSpeeds", FedShared)
+    check_scheduler(make("synergy", **options), scenes=random_scenes(n=2, seed=1))
 
 
 def test_bad_options_are_named() -> None:
