@@ -79,10 +79,10 @@ def measurer(jobs: Jobs, cluster: Cluster, *, speed: SpeedModel) -> Measure:
         *, cpus: ArrayLike | None = None, memory_gb: ArrayLike | None = None,
     ) -> Floats:  # fmt: skip
         ps, workers = np.broadcast_arrays(np.asarray(n_ps, np.int32), np.asarray(n_workers, np.int32))
-        gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
         best, sized = np.zeros(len(ps)), not (cpus is None and memory_gb is None)
         if sized and not getattr(speed, "amounts", False):
             return np.full(len(ps), np.nan)
+        gangs = replace(jobs.take(np.full(len(ps), job)), n_workers=workers.copy(), n_ps=ps.copy())
         for r, amount in ((CPUS, cpus), (MEMORY_GB, memory_gb)):
             if amount is not None:
                 gangs.worker_demand[:, r] = amount

@@ -121,14 +121,13 @@ class Synergy:
         if not len(snapshot.jobs):
             return Placement.nothing()
         demands = self._measured(snapshot)
-        squeezed, gpus = SizedSnapshot(snapshot, demands.least), snapshot.table.gpus
         order = self._in_order(snapshot, new_round=new_round)
         chosen = choose(order, demands.least.gang_demand, capacity(snapshot), True)
         first = order[chosen]
-        order = np.concatenate(
-            [first[np.lexsort((-demands.most.worker_demand[first, CPUS], -gpus[first]))], order[~chosen]]
-        )
-        answer = run_in_order(squeezed, order, BestFirst(snapshot, demands, self.placer), moves=False)
+        largest_first = np.lexsort((-demands.most.worker_demand[first, CPUS], -snapshot.table.gpus[first]))
+        order = np.concatenate([first[largest_first], order[~chosen]])
+        placer = BestFirst(snapshot, demands, self.placer)
+        answer = run_in_order(SizedSnapshot(snapshot, demands.least), order, placer, moves=False)
         return resized(snapshot, answer, demands)
 
     def _in_order(self, snapshot: Snapshot, *, new_round: bool) -> Ints:
@@ -146,21 +145,20 @@ class Synergy:
 
     def _measured(self, snapshot: Snapshot) -> Demands:
         """Return what jobs demand, after those that are new have been measured."""
-        if self._demands is None or self._demands.table is not snapshot.table:
-            n_types = len(snapshot.cluster.device_types)
-            best = np.full((len(snapshot.table), n_types, len(SIZED)), np.nan)
-            self._demands = Demands(snapshot, best, tune=self.tune, squeeze=self.squeeze)
-        demands, number = self._demands, snapshot.jobs.number
+        demands, table, number = self._demands, snapshot.table, snapshot.jobs.number
+        if demands is None or demands.table is not table:
+            best = np.full((len(table), len(snapshot.cluster.device_types), len(SIZED)), np.nan)
+            demands = Demands(snapshot, best, np.zeros(len(table), np.bool_), tune=self.tune, squeeze=self.squeeze)
         new = number[~demands.known[number]]
         if len(new) and self._context is not None:
-            best = demands.best.copy()
-            for job in new[snapshot.table.worker_demand[new, GPUS] > 0].tolist():
+            best, known = demands.best.copy(), demands.known.copy()
+            known[new] = True
+            for job in new[table.worker_demand[new, GPUS] > 0].tolist():
                 for kind in np.flatnonzero(snapshot.runs_on[job]).tolist():
                     best[job, kind] = self._best_demand(self._context, demands, job, kind)
-            self._demands = Demands(snapshot, best, tune=self.tune, squeeze=self.squeeze)
-            self._demands.known = demands.known.copy()
-            self._demands.known[new] = True
-        return self._demands
+            demands = Demands(snapshot, best, known, tune=self.tune, squeeze=self.squeeze)
+        self._demands = demands
+        return demands
 
     def _best_demand(self, context: Context, demands: Demands, job: int, kind: int) -> Floats:
         """Return cores and GB of a worker with which a job is as fast as it can be on a type, (2,); NaN: not known."""
@@ -197,6 +195,8 @@ class Demands:
         Jobs and machines.
     best : array
         (N, T, 2) best demands on each device type; NaN: not known, or speed does not depend on it.
+    known : array of bool
+        (N,) jobs that were measured.
     tune, squeeze : bool
         As of `Synergy`.
 
@@ -206,16 +206,13 @@ class Demands:
         (G, 2) cores and memory of a group for each of its GPUs; 0 where it has none.
     sized : array of bool
         (N,) jobs whose cores are decided; the others have what they declared.
-    known : array of bool
-        (N,) jobs that were measured.
     least, fair, most : Jobs
         The jobs, had each declared what it has at least wherever it runs; its fair share on the machines that have most
         for each GPU, or its best demand if that is less; its best demand.
     """
 
-    def __init__(self, snapshot: Snapshot, best: Floats, *, tune: bool, squeeze: bool) -> None:
-        self.table, self.best, self.tune, self.squeeze = snapshot.table, best, tune, squeeze
-        self.known = np.zeros(len(best), np.bool_)
+    def __init__(self, snapshot: Snapshot, best: Floats, known: Bools, *, tune: bool, squeeze: bool) -> None:
+        self.table, self.best, self.known, self.tune, self.squeeze = snapshot.table, best, known, tune, squeeze
         offered, self._type = snapshot.cluster.capacity, snapshot.cluster.group_type
         gpus = offered[:, [GPUS]]
         self.share = np.divide(offered[:, SIZED], gpus, out=np.zeros((len(gpus), len(SIZED))), where=gpus > 0)

@@ -168,15 +168,18 @@ def test_speeds_over_cores_are_measured_where_a_model_looks_at_them() -> None:
 
 
 @pytest.mark.parametrize(("hungry", "least"), [(0.3, 0.7), (0.9, 0.95)])
-def test_where_few_jobs_are_hungry_all_end_sooner_and_where_most_are_hardly_any(hungry: float, least: float) -> None:
+def test_where_few_jobs_are_hungry_it_gains_much_and_where_most_are_it_still_beats_greed(
+    hungry: float, least: float
+) -> None:
     rng = np.random.default_rng(1)
     n, cluster = 60, machines(4, gpus=4, cores=12)
     jobs = jobs_of(n, arrival_s=np.cumsum(rng.exponential(90.0, n)), steps=rng.uniform(300, 3000, n), cpus=3.0)
     speed = Fed(jobs, cluster, np.where(rng.random(n) < hungry, 9.0, 0.5))
     mean = {
         name: simulate(jobs, cluster=cluster, speed=speed, scheduler=name).summary["mean_jct_s"]
-        for name in ("synergy", "synergy(tune=False)")
+        for name in ("synergy", "synergy(tune=False)", "synergy(squeeze=False)")
     }
+    assert (mean["synergy(squeeze=False)"] < mean["synergy"]) == (hungry < 0.5)  # greedy leaves GPUs idle
     assert mean["synergy"] < least * mean["synergy(tune=False)"]
 
 
