@@ -63,7 +63,7 @@ class Synergy:
     Notes
     -----
     Jobs that continue keep their machines: they are resized, which costs nothing. The published simulator packs all
-    anew in each round, at no cost; tried here, that gained 1% at most, and lost 5% and more where a restart takes 30 s.
+    anew in each round, at no cost; tried here, that gained 1% at most, and lost 4% and more where a restart takes 30 s.
     There a squeezed job has its fair share exactly, here a part of what is left, too. A job that does not fit beside
     tasks without GPUs has what it declared, if that is less.
 
