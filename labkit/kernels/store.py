@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from enum import Enum
@@ -66,15 +67,16 @@ class Cache(caching.Cache):
         rtsys.initialize(target_context)
         kept = self._load_overload(sig, target_context)
         if kept is None:
-            self._claims[sig] = _claim(self._cache_file.name(self._index_key(sig, target_context.codegen())))
+            name = self._cache_file.name(self._index_key(sig, target_context.codegen()))
+            self._claims[sig] = CLAIMS.take(name)
             kept = self._load_overload(sig, target_context)
         return kept
 
     def release(self, sig: Any) -> None:
         """Let other processes compile what this one has compiled, or could not."""
-        place, file = self._claims.pop(sig, None), _lock_file()
-        if place is not None and file is not None:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+        place = self._claims.pop(sig, None)
+        if place is not None:
+            CLAIMS.give_back(place)
 
     def _save_overload(self, sig: Any, data: Any) -> None:
         if self._impl.check_cachable(data):
@@ -144,44 +146,74 @@ class _Files:
         return f"{self._name}-{_hash(repr(asked))}.{sys.implementation.cache_tag}"
 
 
-def _claim(name: str) -> int | None:
-    """Wait until no other process compiles what goes into a file; return the place of the lock that was taken.
+class Claims:
+    """What this process compiles, as locks: a byte of one file for each kernel, so that no file is left for each.
 
-    None: there is no folder for a lock, or whoever has it does not end: both compile it then, to the same file.
+    It is open while there is a claim: once a process closes it, all its locks are gone. Forked children have none.
     """
-    lock, place = _lock_file(), int(_hash(name)[:14], 16)
-    if lock is None:
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._places: list[int] = []
+        self._mutex = threading.Lock()
+
+    def take(self, name: str) -> int | None:
+        """Wait until no other process compiles what goes into a file; return the place of the lock.
+
+        None: whoever has it does not end in time, and both compile it, to the same file.
+        """
+        place = int(_hash(name)[:14], 16)
+        if self._taken(place):
+            return place
+        until = time.monotonic() + WAIT_S
+        with trigger_event("numba:compile"):  # to whoever watches, this is time to compile
+            while time.monotonic() < until:
+                time.sleep(
+                    LOOK_S
+                )  # a lock that is waited for without a limit could be that of a process that is stopped
+                if self._taken(place):
+                    return place
         return None
-    if _lock(lock, place):
-        return place
-    until = time.monotonic() + WAIT_S
-    with trigger_event("numba:compile"):  # to whoever watches, this is time to compile
-        while time.monotonic() < until:
-            time.sleep(LOOK_S)  # a lock that is waited for without a limit could be that of a process that is stopped
-            if _lock(lock, place):
-                return place
-    return None
+
+    def give_back(self, place: int) -> None:
+        """Let another process have a lock."""
+        with self._mutex:
+            self._places.remove(place)
+            if self._file is not None:
+                with suppress(OSError):
+                    fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+            self._close_unused()
+
+    def _taken(self, place: int) -> bool:
+        """Take a lock, unless another process has it; where there is nothing to lock, nobody waits."""
+        with self._mutex:
+            if self._file is None:
+                self._file = _lock_file()
+            try:
+                if self._file is not None:
+                    fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    self._close_unused()
+                    return False
+            self._places.append(place)
+            return True
+
+    def _close_unused(self) -> None:
+        if self._file is not None and not self._places:
+            os.close(self._file)
+            self._file = None
 
 
-@cache
+CLAIMS: Final = Claims()
+
+
 def _lock_file() -> int | None:
-    """Return the descriptor of the one file with locks, one byte for each kernel: no file is left for each of them.
-
-    It stays open: once a process closes such a file, all its locks are gone. Forked children do not have them.
-    """
+    """Return the descriptor of the file with locks; None: there is no folder to write to."""
     for folder in folders(create=True):
         with suppress(OSError):
             return os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     return None
-
-
-def _lock(file: int, place: int) -> bool:
-    """Lock a byte, unless another process has; where the file system knows no locks, nobody waits."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-    except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)
-    return True
 
 
 def folders(*, create: bool = False) -> list[Path]:

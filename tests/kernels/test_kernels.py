@@ -182,20 +182,20 @@ def test_of_two_processes_that_need_a_kernel_at_once_one_compiles_it(tmp_path):
 
 
 def test_a_process_that_was_stopped_while_it_compiled_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    code = "from labkit.kernels import store; store._claim('one'); print(flush=True); input()"
+    code = "from labkit.kernels import store; store.CLAIMS.take('one'); print(flush=True); input()"
     monkeypatch.setenv(store.NAMED, str(tmp_path))
     monkeypatch.setattr(store, "WAIT_S", 0.2)
-    store._lock_file.cache_clear()
+    claims = store.Claims()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    try:
-        with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
-            other.stdout.readline()
-            assert store._claim("one") is None
-            assert store._claim("two") is not None
-            other.kill()
-        assert store._claim("one") is not None
-    finally:
-        store._lock_file.cache_clear()
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        other.stdout.readline()
+        assert claims.take("one") is None
+        two = claims.take("two")
+        assert two is not None
+        claims.give_back(two)
+        other.kill()
+    claims.give_back(claims.take("one"))
+    assert str(tmp_path / ".lock") not in [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
 
 
 def test_time_to_compile_is_not_the_schedulers():
