@@ -55,7 +55,9 @@ PLANS = tuple(
         (3, 0.135, 1, 0.18), (6, 0.065, 1, 0.18),
     )
 )  # fmt: skip
-EACH_S, WHOLE_S = size(5, short=4), size(60, short=20)
+EACH_S, WHOLE_S = size(12, short=4), size(60, short=20)
+SETTLED: Final = 0.6
+"""Part of a plan's time in which tasks may still start and stop: on a slow machine some seconds, with a script more."""
 BETWEEN: Final = 4
 """So many plans stand between two turns of the brain's."""
 ENDLESS = 10**6
@@ -177,14 +179,15 @@ def against(mine: Plan, speeds: Sequence[tuple[Plan, float]]) -> dict[Plan, floa
 
 
 def measured(folder: Path, plans: tuple[Plan, ...], *, of: str) -> list[tuple[Plan, float]]:
-    """Return the steps/s of plans in turn, of the later half of the time that each had."""
+    """Return the steps/s of plans in turn, of the time that each had once it was settled."""
     whole, _ = ran(folder, EACH_S * (len(plans) + 1), of=of, scheduler=InTurn(plans, EACH_S))
     known = {(plan.n_workers, plan.n_ps, round(plan.worker_cores, 4), round(plan.ps_cores, 4)): plan for plan in plans}
     found = []
     for row in configurations(whole.events, whole.jobs).itertuples():
         plan = known.get((row.n_workers, row.n_ps, round(row.worker_cores, 4), round(row.ps_cores, 4)))
         if plan is not None and row.end_s - row.start_s > EACH_S / 3:
-            found.append((plan, speed_between(whole.events, (row.start_s + row.end_s) / 2, row.end_s)))
+            since_s = row.start_s + SETTLED * (row.end_s - row.start_s)
+            found.append((plan, speed_between(whole.events, since_s, row.end_s)))
     return found
 
 
