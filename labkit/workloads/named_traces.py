@@ -10,6 +10,7 @@ import os
 import re
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -269,6 +270,21 @@ def _download(url: str, path: Path, sha256: str) -> Path:
     return Path(found)
 
 
+def _plain_members(tar: tarfile.TarFile, folder: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield what an archive holds, all of it files and folders below a folder, with rights of their own.
+
+    Raise TarError otherwise. tarfile's own filter is not in Python 3.11.0 to 3.11.3, which Debian 12 has.
+    """
+    for each in tar:
+        if not (each.isfile() or each.isdir()):
+            raise tarfile.TarError(f"{each.name!r} is neither file nor folder")
+        if not (folder / each.name).resolve().is_relative_to(folder):
+            raise tarfile.TarError(f"{each.name!r} would be written outside its folder")
+        each.mode = 0o755 if each.isdir() or each.mode & 0o100 else 0o644
+        each.uid, each.gid, each.uname, each.gname = os.getuid(), os.getgid(), "", ""
+        yield each
+
+
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive next to its final place, then rename, so that nothing half-unpacked is ever seen."""
     from tempfile import TemporaryDirectory
@@ -280,7 +296,8 @@ def _unpack(archive: Path, folder: Path) -> None:
                     zipped.extractall(scratch)
             else:
                 with tarfile.open(archive) as tar:
-                    tar.extractall(scratch, filter="data")
+                    tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                    tar.extractall(scratch, members=_plain_members(tar, Path(scratch).resolve()))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise InputError(f"{archive}: cannot be unpacked ({error}); delete it and fetch again.") from None
         for item in Path(scratch).iterdir():

@@ -60,6 +60,14 @@ def packed(files, kind):
     return out.getvalue()
 
 
+def linked(name, target):
+    out, member = io.BytesIO(), tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, target
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.addfile(member)
+    return out.getvalue()
+
+
 @pytest.fixture
 def public(monkeypatch):
     def add(name, files, main):
@@ -131,9 +139,11 @@ def test_archives_are_unpacked(server, public, tmp_path, kind):
     assert sorted(p.name for p in (tmp_path / "cache" / "mine").iterdir()) == ["data", f"data.{kind}"]
 
 
-def test_an_archive_cannot_write_outside_its_folder(server, public, tmp_path):
+@pytest.mark.parametrize("name", ["../../escaped.csv", "{tmp_path}/escaped.csv", "link -> ../.."])
+def test_an_archive_cannot_write_outside_its_folder(server, public, tmp_path, name):
     folder, url = server
-    data = packed({"../../escaped.csv": PHILLY}, "tar.gz")
+    name = name.format(tmp_path=tmp_path)
+    data = linked(*name.split(" -> ")) if " -> " in name else packed({name: PHILLY}, "tar.gz")
     (folder / "data.tar.gz").write_bytes(data)
     public("mine", (("data.tar.gz", sha256(data)),), "escaped.csv")
     with pytest.raises(InputError, match="cannot be unpacked"):
