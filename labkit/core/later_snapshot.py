@@ -14,7 +14,25 @@ from labkit.core.snapshot import Snapshot
 _NONE: Final[Ints] = np.empty(0, np.int32)
 
 
-class LaterSnapshot(Snapshot):
+class _AsIf(Snapshot):
+    """A snapshot in which something is not as it is now; jobs, machines and what they offer are."""
+
+    def __init__(self, now: Snapshot) -> None:
+        super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
+        self._now = now
+
+    @property
+    def offered(self) -> Floats:
+        """(G, R) what each device group has when it is empty; for reading only."""
+        return self._now.offered
+
+    @cached_property
+    def up(self) -> Bools:
+        """(M,) machines that are there."""
+        return self._now.up
+
+
+class LaterSnapshot(_AsIf):
     """A snapshot in which other amounts are free and nothing else has changed: once some jobs have started or ended.
 
     Parameters
@@ -28,8 +46,8 @@ class LaterSnapshot(Snapshot):
     """
 
     def __init__(self, now: Snapshot, left: Floats, *, anew: Ints = _NONE) -> None:
-        super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
-        self._now, self._left, self._anew = now, left, anew
+        super().__init__(now)
+        self._left, self._anew = left, anew
 
     @cached_property
     def left(self) -> Floats:
@@ -39,22 +57,12 @@ class LaterSnapshot(Snapshot):
         there: Floats = self._left - (self._now.left_without(self._anew) - self._now.left)
         return there
 
-    @property
-    def offered(self) -> Floats:
-        """(G, R) what each device group has when it is empty; for reading only."""
-        return self._now.offered
-
-    @cached_property
-    def up(self) -> Bools:
-        """(M,) machines that are there."""
-        return self._now.up
-
     def left_without(self, jobs: Ints) -> Floats:  # noqa: ARG002 - of those to be placed anew, and jobs that hold nothing
         """Return the future free capacity, a new (G, R + D)."""
         return self._left.copy()
 
 
-class SizedSnapshot(Snapshot):
+class SizedSnapshot(_AsIf):
     """A snapshot in which workers demand other cores and memory, and those that run have them, as if they were resized.
 
     Parameters
@@ -68,23 +76,13 @@ class SizedSnapshot(Snapshot):
     """
 
     def __init__(self, now: Snapshot, table: Jobs, *, left: Floats | None = None) -> None:
-        super().__init__(now._fresh(), now_s=now.now_s, number=now.number, runs_on=now.runs_on)
-        self._now, self.table, self._left = now, table, left
+        super().__init__(now)
+        self.table, self._left = table, left
 
     @cached_property
     def demand(self) -> Floats:
         """(2, N, R) what one worker (row 0) and one PS (row 1) of each job of the run takes; for reading only."""
         return np.stack([self.table.worker_demand, self.table.ps_demand])
-
-    @property
-    def offered(self) -> Floats:
-        """(G, R) what each device group has when it is empty; for reading only."""
-        return self._now.offered
-
-    @cached_property
-    def up(self) -> Bools:
-        """(M,) machines that are there."""
-        return self._now.up
 
     @cached_property
     def left(self) -> Floats:

@@ -160,17 +160,16 @@ class Claims:
     def take(self, name: str) -> int | None:
         """Wait until no other process compiles what goes into a file; return the place of the lock.
 
-        None: whoever has it does not end in time, and both compile it, to the same file.
+        None: another process still has it after `WAIT_S`; both compile the kernel, to the same file.
         """
         place = int(_hash(name)[:14], 16)
         if self._taken(place):
             return place
         until = time.monotonic() + WAIT_S
-        with trigger_event("numba:compile"):  # to whoever watches, this is time to compile
+        with trigger_event("numba:compile"):  # `watched` counts it as time of compiling
             while time.monotonic() < until:
-                time.sleep(
-                    LOOK_S
-                )  # a lock that is waited for without a limit could be that of a process that is stopped
+                # A lock that is waited for without a limit could be that of a process that is stopped.
+                time.sleep(LOOK_S)
                 if self._taken(place):
                     return place
         return None
@@ -185,7 +184,7 @@ class Claims:
             self._close_unused()
 
     def _taken(self, place: int) -> bool:
-        """Take a lock, unless another process has it; where there is nothing to lock, nobody waits."""
+        """Take a lock, and return whether that was possible; without a file of locks it always is."""
         with self._mutex:
             if self._file is None:
                 self._file = _lock_file()

@@ -52,8 +52,8 @@ class Shockwave:
     round_s : float
         Seconds of a round; where decisions fall on longer slots, these are the rounds.
     makespan : float
-        What a second of the longest time left costs in the mean logarithm of progress, per round of the window; 0:
-        nothing. As published, 1e-3 is so much that it counts first.
+        Weight of the longest time left (s) against the mean logarithm of progress per round; 0: it does not count. The
+        published value of 1e-3 makes it count most.
     power : float
         Of the weight of jobs that will be late; 0: they have none.
     rho : float

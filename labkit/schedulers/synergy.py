@@ -29,7 +29,7 @@ MEMORY: Final = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
 """Memory of a worker with which its speed is measured, in shares of its GPUs."""
 NEAR: Final = 1e-6
 GRAIN: Final = 64.0
-"""Amounts are whole parts of a core or GB, so many in one, which single precision holds exactly."""
+"""Amounts are multiples of 1/64 of a core or GB, which single precision holds exactly."""
 
 
 @dataclass(eq=False)
