@@ -112,7 +112,10 @@ def _pip(extras: str) -> int:
         code = pip.wait()
         if not code:  # pip would do it on one core; what cannot be compiled here is compiled when it is imported
             ticker.doing = "compiling"
-            subprocess.run([command[0], "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")], capture_output=True)
+            subprocess.run(
+                [command[0], "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", str(VENV / "lib")],
+                capture_output=True,
+            )
     if not code:
         return 0
     said = "".join(text)

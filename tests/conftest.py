@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser.lab import Browser, headless
 
-for name, n in {"dev": 25, "thorough": 100}.items():  # `--hypothesis-profile=thorough` takes the other one
+for name, n in {"dev": 15, "thorough": 100}.items():  # `--hypothesis-profile=thorough` takes the other one
     settings.register_profile(name, max_examples=n, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dev")
 

@@ -34,7 +34,8 @@ _FAMILIES: Final = {
     GREY: "fifo easy constant static even kubernetes recorded gavel_fifo gavel_isolated",
     BLUE: "srtf dl2 marl dlrover pollux sia gavel_las attention",
     TEAL: "las tiresias lookahead look_ahead_pods gavel_sjf deepsys hesrpt interference_aware",
-    ORANGE: "drf slurm afs shockwave elasticflow gavel_ftf gavel_proportional partitioned autoscale even_pods",
+    ORANGE: "drf slurm afs shockwave elasticflow gavel_ftf gavel_proportional "
+    "gavel_gandiva_fair partitioned autoscale even_pods",
     PURPLE: "tetris tetris_pods sjf qssf muri synergy gavel_makespan gavel_allox gavel_strategy_proof "
     "least_interference",
     GREEN: "optimus pollux_optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical "

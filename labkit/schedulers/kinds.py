@@ -53,6 +53,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "gavel_isolated": ("1/J of every type for each of J jobs", "Gavel, OSDI 2020"),
         "gavel_allox": ("matching with places in queues, for least total completion time", "AlloX, EuroSys 2020"),
         "gavel_gandiva": ("equal time, and random pairs that share GPUs", "Gandiva, OSDI 2018"),
+        "gavel_gandiva_fair": ("equal shares of every type, then trades", "Chaudhary et al., EuroSys 2020"),
         "gavel_strategy_proof": ("largest product of shares, reduced so that lying does not pay", "Gavel, OSDI 2020"),
     },
     "Placement among neighbours, in pods": {

@@ -133,6 +133,10 @@ REFERENCES: Final[dict[str, Reference]] = {
         " and Zhou, Lidong",
         "Gandiva: Introspective Cluster Scheduling for Deep Learning", "USENIX OSDI", 2018,
     ),
+    "Chaudhary et al., EuroSys 2020": Reference(
+        "Chaudhary, Shubham and Ramjee, Ramachandran and Sivathanu, Muthian and Kwatra, Nipun and Viswanatha, Srinidhi",
+        "Balancing Efficiency and Fairness in Heterogeneous GPU Clusters for Deep Learning", "EuroSys", 2020,
+    ),
     "Zhao and Wu, TNSM 2021": Reference(
         "Zhao, Xiaoyang and Wu, Chuan",
         "Large-Scale Machine Learning Cluster Scheduling via Multi-Agent Graph Reinforcement Learning",

@@ -207,6 +207,7 @@ def name(word: str) -> None:
 TITLE: Final = ("labkit-forks",)
 PRELOADED: Final = (
     "torch",
+    "torch._dynamo",
     "pydantic",
     "labkit.elastic.process.member",
     "labkit.elastic.process.newcomer",
@@ -229,7 +230,7 @@ PRELOADED: Final = (
     "labkit.elastic.job_start",
     "labkit.testbed.run.job_process",
 )
-"""Modules to import, by name: some are of packages above this one."""
+"""Modules to import, by name: some are of packages above this one. An optimizer imports `torch._dynamo`, in a second."""
 LOOK_S: Final = 5.0
 """Seconds between two checks that the socket still exists."""
 KEPT: Final = 256

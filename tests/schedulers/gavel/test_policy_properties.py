@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from labkit.schedulers.gavel import base, policies
 from labkit.schedulers.gavel.equal import proportional_speed
 from labkit.schedulers.gavel.ftf import Ftf
+from labkit.schedulers.gavel.gandiva_fair import GandivaFair
 from labkit.schedulers.gavel.hierarchical import Hierarchical
 from labkit.schedulers.gavel.isolated import Isolated
 from labkit.schedulers.gavel.las import Las
@@ -240,3 +241,31 @@ def assert_same_speeds(policy: object, problem: Problem, in_programs: Problem) -
     fastest = problem.speed.max(axis=1)
     np.testing.assert_allclose(compiled.speed(problem) / fastest, plain.speed(in_programs) / fastest, atol=CLOSE)
     assert compiled.value == pytest.approx(plain.value, rel=1e-6)
+
+
+@given(problem=problems())
+def test_trades_slow_no_job_and_leave_the_gpus_of_each_type_as_busy_as_before(problem: Problem) -> None:
+    """Chaudhary et al. (EuroSys 2020): a trade is one that both sides gain by."""
+    before, after = GandivaFair(aware=False).allocate(problem), GandivaFair().allocate(problem)
+    assert (after.speed(problem) >= before.speed(problem) * (1 - 1e-9)).all()
+    np.testing.assert_allclose(after.gpus_in_use(problem), before.gpus_in_use(problem), atol=1e-9)
+
+
+@given(problem=problems(n_types=2))
+def test_trades_end_when_no_two_jobs_with_time_left_can_both_gain(problem: Problem) -> None:
+    share = GandivaFair().allocate(problem).share
+    able = (problem.speed > 0).all(axis=1)
+    ratio = np.where(able, problem.speed[:, 0] / np.where(able, problem.speed[:, 1], 1.0), 1.0)
+    time_left = 1 - share.sum(axis=1)
+    for a in np.flatnonzero(able & (share[:, 1] > 1e-6)):
+        for b in np.flatnonzero(able & (share[:, 0] > 1e-6)):
+            assert ratio[a] <= ratio[b] * (1 + 1e-6) or min(time_left[[a, b]]) <= 1e-6
+
+
+@given(problem=problems(n_types=1, weights=False), tickets=st.lists(st.integers(1, 5), min_size=3, max_size=3))
+def test_users_that_can_use_it_have_gpu_time_by_their_tickets(problem: Problem, tickets: list[int]) -> None:
+    time = problem.n_gpus * GandivaFair(tickets=tickets).allocate(problem).share[:, 0]
+    of_user = np.bincount(problem.entity, time, 3) / tickets
+    limited = [e for e in range(3) if (time < problem.n_gpus * (1 - 1e-6))[problem.entity == e].all()]
+    users = [e for e in limited if (problem.entity == e).any()]
+    np.testing.assert_allclose(of_user[users], of_user[users][:1].repeat(len(users)), rtol=1e-6)
