@@ -230,7 +230,7 @@ PRELOADED: Final = (
     "labkit.elastic.job_start",
     "labkit.testbed.run.job_process",
 )
-"""Modules to import, by name: some are of packages above this one. An optimizer imports `torch._dynamo`, in a second."""
+"""Modules to import, by name: some are of packages above this one. Optimizers import `torch._dynamo`, in a second."""
 LOOK_S: Final = 5.0
 """Seconds between two checks that the socket still exists."""
 KEPT: Final = 256
