@@ -36,13 +36,11 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """Show figures without a network, and clusters, jobs, records and snapshots as small tables."""
-    import altair
-
     from labkit.notebook.html import SHOWN, plain
-    from labkit.plots import theme  # noqa: F401 - registers and enables the renderer and the look
+    from labkit.plots import theme
 
-    altair.renderers.enable("labkit")
-    altair.theme.enable("labkit")
+    theme.alt.renderers.enable("labkit")
+    theme.alt.theme.enable("labkit")
     formatters = shell.display_formatter.formatters
     for kind, as_html in SHOWN.items():
         formatters["text/html"].for_type(kind, as_html)
