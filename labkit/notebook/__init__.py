@@ -39,8 +39,7 @@ def load_ipython_extension(shell: Any) -> None:
     from labkit.notebook.html import SHOWN, plain
     from labkit.plots import theme
 
-    theme.alt.renderers.enable("labkit")
-    theme.alt.theme.enable("labkit")
+    theme.enable()
     formatters = shell.display_formatter.formatters
     for kind, as_html in SHOWN.items():
         formatters["text/html"].for_type(kind, as_html)

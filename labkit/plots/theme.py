@@ -159,7 +159,7 @@ def layered(*charts: alt.Chart, height: int | alt.Step, title: alt.TitleParams) 
     return cast(alt.LayerChart, alt.layer(*charts).properties(width=WIDTH, height=height, title=title))
 
 
-@alt.theme.register("labkit", enable=True)
+@alt.theme.register("labkit", enable=False)
 def labkit_theme() -> alt.theme.ThemeConfig:
     """Return the look that all figures share."""
     axis = {
@@ -228,8 +228,14 @@ def _in_notebook(spec: dict[str, Any], **options: Any) -> tuple[dict[str, Any], 
     return offline_renderer(spec, **options), {VEGALITE_MIME: {"embed_options": embed_options()}}
 
 
+def enable() -> None:
+    """Show charts in labkit's look, and without a network."""
+    alt.theme.enable("labkit")
+    alt.renderers.enable("labkit")
+
+
 alt.renderers.register("labkit", _in_notebook)
-alt.renderers.enable("labkit")
+enable()
 alt.data_transformers.disable_max_rows()
 
 
