@@ -18,6 +18,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
 from labkit.core.errors import SweepError
@@ -50,14 +52,17 @@ def on_pool(cells: Sequence[Cell], *, inputs: Inputs, workers: int, keep: bool =
 
     Raise SweepError if no process can be started.
     """
-    team = _Team(pickle.dumps((inputs, keep)), cells)
-    try:
-        yield from team.outcomes(workers)
-    except BaseException:
-        team.kill()
-        raise
-    finally:
-        team.dismiss()
+    with NamedTemporaryFile(prefix="labkit-sweep-") as file:
+        file.write(pickle.dumps((inputs, keep)))
+        file.flush()
+        team = _Team(file.name, cells)
+        try:
+            yield from team.outcomes(workers)
+        except BaseException:
+            team.kill()
+            raise
+        finally:
+            team.dismiss()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,8 @@ class _Worker:
 class _Team:
     """The workers, what each of them is doing, and what waits."""
 
-    def __init__(self, inputs: bytes, cells: Sequence[Cell]) -> None:
+    def __init__(self, inputs: str, cells: Sequence[Cell]) -> None:
+        # `inputs`: a file. What is sent to a process that ends as it starts blocks the sender if it fills the pipe
         self._inputs = inputs
         self._waiting = deque(_Try(cell) for cell in cells)
         self._busy: dict[Future[Any], _Worker] = {}
@@ -212,10 +218,10 @@ def _cannot_start(reason: str) -> str:
 _inputs: tuple[Inputs, bool] | None = None
 
 
-def _begin(inputs: bytes) -> None:
-    """Take what cells are made of, and end when the parent does."""
+def _begin(inputs: str) -> None:
+    """Take what cells are made of from a file, and end when the parent does."""
     global _inputs
-    _inputs = pickle.loads(inputs)
+    _inputs = pickle.loads(Path(inputs).read_bytes())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

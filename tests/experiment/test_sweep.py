@@ -404,6 +404,15 @@ def test_a_script_without_a_guard_is_told_what_it_lacks(tmp_path, notes, script)
     assert 'if __name__ == "__main__":' in said.splitlines()[-1]
 
 
+def test_a_script_without_a_guard_is_told_it_with_inputs_that_fill_a_pipe_too(script):
+    _, said = script("""
+import labkit
+grid = labkit.Grid(schedulers=["fifo", "srtf"], trace="philly-like", cluster="no_network(2, servers='dgx1')")
+labkit.sweep(grid, progress=False)
+""").communicate(timeout=HANG_S)
+    assert "SweepError: no worker can start" in said.splitlines()[-1]
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_done_and_failed_cells_are_told_with_and_without_a_terminal(terminal, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
