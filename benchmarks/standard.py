@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ import numpy as np
 import pandas as pd
 
 import labkit
-from labkit.experiment.caveats import Caveat
 from labkit.results.sweeps import interval
 from labkit.workloads.named_traces import PUBLIC, fetched
 
@@ -44,7 +42,7 @@ SCHEDULERS: Final[dict[str, tuple[str, ...]]] = {
         "gavel_las", "gavel_ftf", "gavel_makespan",
     ),
     "elastic": (
-        "fifo", "srtf", "las", "tetris", "drf", "hesrpt", "afs", "pollux", "elasticflow", "optimus", "autoscale",
+        "fifo", "srtf", "las", "tetris", "drf", "hesrpt", "afs", "pollux", "optimus", "autoscale",
         "slot_aware", "dl2", "dlrover", "lookahead",
     ),
     "types": (
@@ -57,7 +55,8 @@ SCHEDULERS: Final[dict[str, tuple[str, ...]]] = {
         "interference_aware", "marl", "look_ahead_pods",
     ),
 }  # fmt: skip
-"""Kind of setting -> schedulers that suit it; the first is the base. `lookahead` and `look_ahead_pods` are oracles."""
+"""Kind of setting -> schedulers that suit it; the first is the base. `pollux`, `lookahead` and `look_ahead_pods` know
+true speeds, which others measure or fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,57 +67,61 @@ class Setting:
     trace: str
     cluster: str
     rates: tuple[float, float, float]
-    windows: bool = False
-    """The seeds are windows of the trace; otherwise traces of their own."""
     options: dict[str, Any] = field(default_factory=dict)
 
-    def grid(self, schedulers: Sequence[str], rate: float, trouble: str) -> labkit.Grid:
+    def grid(self, schedulers: Sequence[str], level: str, trouble: str) -> labkit.Grid:
         """Return the runs at one arrival rate."""
-        more = {"windows": SEEDS, "window_jobs": 100} if self.windows else {}
         return labkit.Grid(
-            schedulers=schedulers, trace=self.trace, cluster=self.cluster, seeds=SEEDS, arrival_rate=rate,
-            **{**more, **self.options, **TROUBLES[trouble]},
+            schedulers=schedulers, trace=self.trace, cluster=self.cluster, seeds=SEEDS,
+            arrival_rate=self.rates[LEVELS.index(level)], **self.options, **TROUBLES[trouble],
         )  # fmt: skip
 
 
-DGX: Final = "no_network(2, servers='dgx1')"
 LEVELS: Final = ("low", "binding", "overloaded")
 SETTINGS: Final[dict[str, Setting]] = {
-    "philly-like": Setting(kind="fixed", trace="philly-like", cluster=DGX, rates=(0.5, 1.0, 2.0), windows=True),
+    "philly-like": Setting(
+        kind="fixed", trace="philly-like", cluster="no_network(2, servers='dgx1')", rates=(0.5, 1, 2),
+        options={"windows": SEEDS, "window_jobs": 100},
+    ),
     "philly": Setting(
-        kind="fixed", trace="philly", cluster="no_network(4, servers='dgx1')", rates=(0.5, 1.0, 2.0), windows=True,
-        options={"drop_too_large": True},
+        kind="fixed", trace="philly", cluster="no_network(16, servers='dgx1')", rates=(0.1, 0.5, 2.5),
+        options={"windows": SEEDS, "window_jobs": 200, "drop_too_large": True},
+    ),
+    "alibaba-2023": Setting(
+        kind="fixed", trace="alibaba-2023", cluster="no_network(4, servers='dgx1')", rates=(0.2, 1, 5),
+        options={"windows": SEEDS, "window_jobs": 200, "drop_too_large": True, "any_type": True},
     ),
     "poisson": Setting(
-        kind="elastic", trace="poisson(60, per_hour=40)", cluster="no_network(2)", rates=(0.5, 1.0, 2.0)
+        kind="elastic", trace="poisson(80, per_hour=40)", cluster="no_network(8)", rates=(0.25, 1, 4)
     ),
     "dl2": Setting(
-        kind="elastic", trace="dl2_jobs('short_48n', pattern='google')", cluster="dl2-16n", rates=(0.5, 1.0, 2.0),
+        kind="elastic", trace="dl2_jobs('short_48n', pattern='google')", cluster="dl2-16n", rates=(0.25, 1, 4),
         options={"slot_s": 1200.0},
     ),
     "gavel": Setting(
-        kind="types", trace="gavel_jobs(120, mean_gap_s=1200)", cluster="gavel-8-16-24", rates=(0.5, 1.0, 2.0)
+        kind="types", trace="gavel_jobs(120, mean_gap_s=1200)", cluster="gavel-8-16-24", rates=(0.5, 1, 4)
     ),
     "marl": Setting(
-        kind="pods", trace="marl_jobs(load=5)", cluster="marl-4x20", rates=(0.5, 1.0, 2.0),
+        kind="pods", trace="marl_jobs(load=5)", cluster="marl-4x20", rates=(0.5, 2, 4),
         options={"interference": "calibrated"},
     ),
 }  # fmt: skip
+"""Seeds are windows of a trace, where it is cut into them, or traces of their own."""
 COLUMNS: Final = (
     "setting", "level", "trouble", "scheduler", "n", "over_bound", "over_base", "low", "high", "cpu_s", "checksum"
 )  # fmt: skip
 
 
-def rows_of(setting: str, level: str, trouble: str, schedulers: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows_of(
+    setting: str, level: str, trouble: str, schedulers: Sequence[str], *, workers: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each scheduler of one setting, arrival rate and trouble; the first is the base.
 
     `over_bound`: mean JCT over the bound, NaN where none is known; `over_base`, `low`, `high`: over the base, paired,
     with a 95% confidence interval; `cpu_s`: of all n runs; `checksum`: of their metrics.
     """
-    asked = SETTINGS[setting]
-    grid = asked.grid(schedulers, asked.rates[LEVELS.index(level)], trouble)
-    with tempfile.TemporaryDirectory() as folder:
-        table = labkit.sweep(grid, folder=Path(folder) / "sweep", progress=False)
+    grid = SETTINGS[setting].grid(schedulers, level, trouble)
+    table = labkit.sweep(grid, workers=workers, progress=False)
     names = list(dict.fromkeys(table["scheduler"]))
     jct_s = table.pivot_table(index="seed", columns="scheduler", values="mean_jct_s", dropna=False)
     bound_s = table.groupby("seed")["bound_jct_s"].max()
@@ -159,14 +162,16 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("schedulers", nargs="*", help="your own: label=file.py:Class, or any name that labkit takes")
     parser.add_argument("--kind", choices=list(SCHEDULERS), action="append", help="of settings; default: all")
     parser.add_argument("--trouble", choices=list(TROUBLES), action="append", help="default: both")
+    parser.add_argument("--workers", type=int, help="processes; default: one for each core")
     parser.add_argument("--check", action="store_true", help="run the rows of the file again, compare checksums")
     asked = parser.parse_args(words)
-    warnings.simplefilter("ignore", Caveat)
+    warnings.simplefilter("ignore", UserWarning)  # notes on single runs
     kept = pd.read_csv(asked.file) if asked.check else pd.DataFrame(columns=list(COLUMNS))
     rows: list[dict[str, Any]] = []
     for setting, level, trouble in wanted(asked.kind or list(SCHEDULERS), asked.trouble or list(TROUBLES)):
         suited = SCHEDULERS[SETTINGS[setting].kind]
-        rows += rows_of(setting, level, trouble, [suited[0], *asked.schedulers] if asked.schedulers else suited)
+        chosen = [suited[0], *asked.schedulers] if asked.schedulers else suited
+        rows += rows_of(setting, level, trouble, chosen, workers=asked.workers)
         if not asked.check:
             pd.DataFrame(rows).round(4).to_csv(asked.file, index=False)  # what is done is kept
         print(f"{setting}, {level}, {trouble}: done", file=sys.stderr)

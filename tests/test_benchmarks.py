@@ -10,15 +10,16 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from benchmarks import SHORT, Row, agnostic, baselines, claims
+from benchmarks import SHORT, Row, agnostic, baselines, claims, standard
 from benchmarks.__main__ import FOLDER, modules, write
 from benchmarks._claims_table import TABLES as TABLES_OF_CLAIMS
 from benchmarks._claims_table import by_seed, lines, on_smooth_speeds
 from tests.hang import HANG_S
 
-TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "marl_claims"}
+TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "learned", "marl_claims", "standard"}
 """They make lines of a table, and no rows."""
 
 
@@ -105,3 +106,19 @@ def test_the_docs_have_the_tables_of_what_was_measured():
     docs = Path("docs/dl2.md").read_text("utf-8")
     for table in TABLES_OF_CLAIMS:
         assert "\n".join(table(claims.results())) in docs
+
+
+def test_the_standard_benchmark_repeats_its_rows_and_says_which_differ(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "kept.csv"
+    words = [str(file), "srtf", "--kind", "pods", "--trouble", "none", "--workers", "0"]
+    monkeypatch.setattr(standard, "LEVELS", ("low",))
+    assert standard.main(words) == 0
+    table = pd.read_csv(file)
+    assert list(table.columns) == list(standard.COLUMNS)
+    assert list(table["scheduler"]) == ["even", "srtf"]
+    assert table["over_base"][0] == 1
+    assert standard.main([*words, "--check"]) == 0
+    assert "2 of 2 rows" in capsys.readouterr().out
+    table.assign(checksum=["0" * 12, table["checksum"][1]]).to_csv(file, index=False)
+    assert standard.main([*words, "--check"]) == 1
+    assert capsys.readouterr().out.startswith("marl, low, none, even: 1.0000, kept 1.0000\n1 of 2 rows")

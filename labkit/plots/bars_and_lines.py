@@ -239,8 +239,12 @@ def plot_matrix(
     shown = table[tips].assign(lowest=table[value] == table.groupby(x)[value].transform("min")).round(4)
     least, most = float(shown[value].min()), float(shown[value].quantile(0.95))
     limit = least + 0.5 * (most - least)
+    n_lines = max(str(name).count(", ") + 1 for name in across)  # each part of a name stands in a line of its own
+    above = alt.Axis(
+        labelAngle=0, orient="top", labelLimit=150, labelExpr="split(datum.label, ', ')", labelPadding=14 * n_lines - 10
+    )
     base = alt.Chart(shown).encode(
-        x=alt.X(f"{x}:N", sort=across, title=None, axis=alt.Axis(labelAngle=0, orient="top", labelLimit=150)),
+        x=alt.X(f"{x}:N", sort=across, title=None, axis=above),
         y=alt.Y(f"{y}:N", sort=down, title=None, axis=name_axis(down)),
     )
     scale = alt.Scale(range=list(HEAT), domainMax=most, clamp=True)
