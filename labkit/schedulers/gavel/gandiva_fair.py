@@ -38,7 +38,8 @@ class GandivaFair:
 
     Notes
     -----
-    No code of the authors is public, so this was written from the rule and compared with no results of theirs.
+    No code of the authors is public, so this was written from the rule and compared with no results of theirs; how
+    they set the price was not checked with the text of the paper.
     Shares are carried out in Gavel's rounds, not by the paper's stride scheduling on each machine. What Shockwave's
     simulator calls Gandiva-fair is `gavel_proportional`, without tickets or trades.
 
