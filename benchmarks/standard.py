@@ -139,9 +139,9 @@ def rows_of(
 
 
 def checksum(runs: pd.DataFrame) -> str:
-    """Return 12 hexadecimal digits that follow from the mean JCT and makespan of each seed, to nine digits."""
+    """Return a text that follows from the mean JCT and makespan of each seed, to nine digits, and is never a number."""
     told = [f"{seed} {jct:.9g} {end:.9g}" for seed, jct, end in runs[["seed", "mean_jct_s", "makespan_s"]].to_numpy()]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+    return "sha256:" + hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 
 
 def wanted(kinds: Sequence[str], troubles: Sequence[str]) -> Iterator[tuple[str, str, str]]:
