@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 import labkit
@@ -128,10 +127,9 @@ def rows_of(
     for name in names:
         mine = table[table["scheduler"] == name]
         ratio = (jct_s[name] / jct_s[names[0]]).dropna().to_numpy()
-        _, low, high = interval(ratio) if len(ratio) > 1 else (np.nan,) * 3
         values = (
-            setting, level, trouble, name, len(ratio), float((jct_s[name] / bound_s).mean()), float(np.mean(ratio)),
-            low, high, float(mine["cpu_s"].sum()), checksum(mine),
+            setting, level, trouble, name, len(ratio), float((jct_s[name] / bound_s).mean()), *interval(ratio),
+            float(mine["cpu_s"].sum()), checksum(mine),
         )  # fmt: skip
         yield dict(zip(COLUMNS, values, strict=True))
         for error in dict.fromkeys(mine["error"][mine["error"] != ""]):
@@ -139,7 +137,7 @@ def rows_of(
 
 
 def checksum(runs: pd.DataFrame) -> str:
-    """Return a text that follows from the mean JCT and makespan of each seed, to nine digits, and is never a number."""
+    """Return a digest of mean JCT and makespan of each seed, to nine digits; no reader takes it as a number."""
     told = [f"{seed} {jct:.9g} {end:.9g}" for seed, jct, end in runs[["seed", "mean_jct_s", "makespan_s"]].to_numpy()]
     return "sha256:" + hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
 

@@ -32,7 +32,7 @@ class GandivaFair:
     Attributes
     ----------
     aware : bool
-        Otherwise nobody trades.
+        False: shares by tickets alone, without trades.
     tickets : mapping or sequence
         Tickets of each user by number; 1 for those that are not named. Without users in the trace, each job is one.
 
@@ -62,7 +62,7 @@ class GandivaFair:
         """Return the shares after all trades; there is no objective.
 
         Two users of one job with 4 GPUs each, two fast and two slow ones. The first trains 4 times as fast on a fast
-        GPU, the second 1.5 times: it gets 1.5 slow GPUs for a fast one, since nobody else bids more.
+        GPU, the second 1.5 times: it gets 1.5 slow GPUs for a fast one, as there is no other bidder.
 
         >>> problem = Problem.of([[4.0, 1.0], [1.5, 1.0]], capacity=[2, 2], n_gpus=4, entity=[0, 1])
         >>> GandivaFair(aware=False).allocate(problem).share.tolist()
