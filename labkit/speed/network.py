@@ -86,79 +86,6 @@ class Flows:
         return len(self.job)
 
 
-def ps_flows(running: Running, *, workers: RoleTasks, servers: RoleTasks, model_bytes: Floats) -> Flows:
-    """Return one flow for each pair of a worker and a parameter server of the same job.
-
-    A pair pushes and pulls: 2 size / n_ps bytes. The pull is the push in reverse, so one flow stands for both.
-
-    Parameters
-    ----------
-    running : Running
-        J jobs.
-    workers, servers : RoleTasks
-        Its tasks.
-    model_bytes : array
-        (J,) size of the parameters.
-    """
-    n_pairs = servers.count[workers.job]
-    worker = np.repeat(np.arange(len(workers), dtype=np.int32), n_pairs)
-    job = workers.job[worker]
-    nth = _count_up(n_pairs)
-    server = servers.first[job] + nth
-    return Flows(
-        worker=worker,
-        job=job,
-        source=workers.group[worker],
-        destination=servers.group[server],
-        size_bytes=2 * model_bytes[job] / servers.count[job],
-        flow_hash=_hash(running.job[job], worker - workers.first[job], nth),
-    )
-
-
-def ring_flows(running: Running, *, workers: RoleTasks, rings: Bools, model_bytes: Floats) -> Flows:
-    """Return the flows of ring all-reduce: from each worker to the next, 2 (w - 1) / w size bytes.
-
-    The ring follows the device groups, so that it leaves each machine once.
-
-    Parameters
-    ----------
-    running : Running
-        J jobs.
-    workers : RoleTasks
-        Its workers.
-    rings : array of bool
-        (J,) which jobs use all-reduce; those with one worker have nothing to exchange.
-    model_bytes : array
-        (J,) size of the parameters.
-    """
-    around = np.lexsort((workers.group, workers.job)).astype(np.int32)
-    around = around[(rings & (workers.count > 1))[workers.job[around]]]
-    job = workers.job[around]
-    begins = np.flatnonzero(np.diff(job, prepend=-1))
-    follower = np.roll(around, -1)
-    if len(around):
-        follower[np.append(begins[1:], len(around)) - 1] = around[begins]
-    n = workers.count[job]
-    return Flows(
-        worker=around,
-        job=job,
-        source=workers.group[around],
-        destination=workers.group[follower],
-        size_bytes=2 * (n - 1) / n * model_bytes[job],
-        flow_hash=_hash(running.job[job], around - workers.first[job], np.full(len(job), -1, np.int32)),
-    )
-
-
-def both(a: Flows, b: Flows) -> Flows:
-    """Return the flows of both."""
-    if not len(b):
-        return a
-    if not len(a):
-        return b
-    names = ("worker", "job", "source", "destination", "size_bytes", "flow_hash")
-    return Flows(**{name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in names})
-
-
 def bandwidth_gbps(cluster: Cluster, flows: Flows, *, share: Share = "max-min", alone: bool = False) -> Floats:
     """Return the bandwidth of each flow, (F,) in Gbps.
 
@@ -202,7 +129,11 @@ def rates_inside(cluster: Cluster, flows: Flows) -> tuple[Floats, Bools]:
 
 
 def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:
-    """Return the flows of all running jobs in a step: with parameter servers, and around rings.
+    """Return the flows of all running jobs in a step, job by job.
+
+    A worker and a parameter server of a job push and pull 2 size / n_ps bytes. The pull is the push in reverse, so one
+    flow stands for both. Ring all-reduce moves 2 (w - 1) / w size bytes from each of w workers to the next; the ring
+    follows the device groups, so that it leaves each machine once.
 
     Parameters
     ----------
@@ -213,10 +144,14 @@ def flows_of(running: Running, *, jobs: Jobs, model_bytes: Floats) -> Flows:
     model_bytes : array
         (N,) size of the parameters.
     """
-    workers, servers = RoleTasks.of(running, Role.WORKER), RoleTasks.of(running, Role.PS)
-    rings, size = (jobs.n_ps[running.job] == 0) & (servers.count == 0), model_bytes[running.job]
-    pairs = ps_flows(running, workers=workers, servers=servers, model_bytes=size)
-    return both(pairs, ring_flows(running, workers=workers, rings=rings, model_bytes=size)) if rings.any() else pairs
+    from labkit.speed.network_kernel import exchanged
+
+    job, first, group, count, n_workers, n_ps = (
+        np.ascontiguousarray(each, np.int32)
+        for each in (running.job, running.first, running.group, running.count, running.n_workers, running.n_ps)
+    )
+    role, size = np.ascontiguousarray(running.role, np.int8), np.asarray(model_bytes[job], np.float64)
+    return Flows(*exchanged(job, first, role, group, count, n_workers, n_ps, jobs.n_ps[job] == 0, size))
 
 
 def link_loads(
@@ -261,26 +196,3 @@ def _own_links(network: Network, paths: Ints, *, owner: Ints) -> tuple[Ints, Flo
     used, index = np.unique(keys, return_inverse=True)
     copies = used[used < np.iinfo(np.int64).max]
     return index.reshape(paths.shape).astype(np.int32), network.link_gbps[copies % (network.n_links + 1)]
-
-
-def _count_up(lengths: Ints) -> Ints:
-    """Return 0, 1, ... for each run of these lengths.
-
-    >>> _count_up(np.array([2, 0, 3])).tolist()
-    [0, 1, 0, 1, 2]
-    """
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return (np.arange(total) - np.repeat(ends - lengths, lengths)).astype(np.int32)
-
-
-def _hash(job: Ints, worker: Ints, server: Ints) -> Ints:
-    """Return a well-mixed non-negative number for each triple (the finaliser of MurmurHash3)."""
-    h = job.astype(np.uint32) * np.uint32(0x9E3779B1)
-    h ^= worker.astype(np.uint32) * np.uint32(0x85EBCA77)
-    h ^= server.astype(np.uint32) * np.uint32(0xC2B2AE3D)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        h ^= h >> np.uint32(shift)
-        h *= np.uint32(factor)
-    h ^= h >> np.uint32(16)
-    return (h >> np.uint32(1)).astype(np.int32)

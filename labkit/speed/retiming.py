@@ -7,14 +7,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from labkit.core.cluster import Cluster
-from labkit.core.events import Role
 from labkit.core.jobs import Jobs
 from labkit.core.resources import CPUS, Bools, Floats, Ints
 from labkit.core.running import Running
 from labkit.solvers.maxmin import equal_share_rates, max_min_rates
 from labkit.speed.interference.model import MODELS
 from labkit.speed.interference.use import Interference
-from labkit.speed.network import RoleTasks, flows_of, rates_inside
+from labkit.speed.network import flows_of, rates_inside
 
 LEAST: Final = 65_536
 """Flows that are kept before those of jobs that are gone are dropped."""
@@ -141,27 +140,27 @@ class Retiming:
     def _add(self, some: Running) -> None:
         model, cluster = self.model, self.model.cluster
         flows = flows_of(some, jobs=model.jobs, model_bytes=model.model_bytes)
-        order = np.argsort(flows.job, kind="stable")
-        job, n = flows.job[order], len(flows)
-        at = self._room(n) + np.arange(n)
-        first = RoleTasks.of(some, Role.WORKER).first
-        self._owner[at] = some.job[job]
-        self._worker[at] = flows.worker[order] - first[job]
-        self._gbit[at] = flows.size_bytes[order] * 8e-9
+        n = len(flows)
+        begin = self._room(n)
+        at = slice(begin, begin + n)
+        self._owner[at] = some.job[flows.job]
+        self._worker[at] = flows.worker - (np.cumsum(some.n_workers) - some.n_workers)[flows.job]
+        self._gbit[at] = flows.size_bytes * 8e-9
         near, far = rates_inside(cluster, flows)
-        self._near[at] = self._gbps[at] = near[order]
-        self._far[at] = far[order] & (cluster.network is not None)
-        ends = np.searchsorted(job, np.arange(len(some.job)), side="right") + (self._n_flows - n)
-        self._end[some.job] = ends
-        self._begin[some.job] = np.concatenate([[self._n_flows - n], ends[:-1]])
+        self._near[at] = self._gbps[at] = near
+        self._far[at] = far & (cluster.network is not None)
+        bounds = begin + np.searchsorted(flows.job, np.arange(len(some.job) + 1))
+        self._begin[some.job], self._end[some.job] = bounds[:-1], bounds[1:]
         if cluster.network is not None and far.any():
-            source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
-            chosen = order[far[order]]
-            paths = cluster.network.route(source[chosen], destination[chosen], flows.flow_hash[chosen])
+            source, destination = (
+                cluster.group_machine[flows.source[far]],
+                cluster.group_machine[flows.destination[far]],
+            )
+            paths = cluster.network.route(source, destination, flows.flow_hash[far])
             if not self._hops:
                 self._hops = paths.shape[1]
                 self._paths = np.full((len(self._owner), self._hops), cluster.network.n_links, np.int32)
-            self._paths[at[far[order]]] = paths
+            self._paths[at][far] = paths
 
     def _room(self, n: int) -> int:
         """Return where n more flows begin."""
