@@ -225,22 +225,11 @@ def against_plans(place: Path, name: str, its: Plan) -> list[tuple[str, float, s
     ]  # fmt: skip
     if name != "wide_deep":
         return rows
-    took_s, used = np.median([brain.took_s for brain in brains]), np.median([used for _, used in runs])
+    took_s, used = (float(np.median(each)) for each in ([b.took_s for b in brains], [used for _, used in runs]))
+    of_scaler = ratios[mine[0]] / ratios[its]
     return [
         *rows,
-        (
-            "brain after 60 s, of Or et al.'s autoscaler, same cores",
-            ratios[mine[0]] / ratios[its],
-            f"ratio, {load}",
-            1.5,
-            True,
-        ),
-        ("processor time of the brain's decisions", float(200 * took_s / WHOLE_S), "% of a core", 1.0, False),
-        (
-            "processor time of its process, with all that it hears of the job",
-            float(100 * used),
-            "% of a core",
-            None,
-            False,
-        ),
+        ("brain after 60 s, of Or et al.'s autoscaler, same cores", of_scaler, f"ratio, {load}", 1.5, True),
+        ("processor time of the brain's decisions", 200 * took_s / WHOLE_S, "% of a core", 1.0, False),
+        ("processor time of its process, with all that it hears of the job", 100 * used, "% of a core", None, False),
     ]

@@ -152,11 +152,8 @@ class Retiming:
         bounds = begin + np.searchsorted(flows.job, np.arange(len(some.job) + 1))
         self._begin[some.job], self._end[some.job] = bounds[:-1], bounds[1:]
         if cluster.network is not None and far.any():
-            source, destination = (
-                cluster.group_machine[flows.source[far]],
-                cluster.group_machine[flows.destination[far]],
-            )
-            paths = cluster.network.route(source, destination, flows.flow_hash[far])
+            source, destination = cluster.group_machine[flows.source], cluster.group_machine[flows.destination]
+            paths = cluster.network.route(source[far], destination[far], flows.flow_hash[far])
             if not self._hops:
                 self._hops = paths.shape[1]
                 self._paths = np.full((len(self._owner), self._hops), cluster.network.n_links, np.int32)

@@ -26,7 +26,7 @@ def jobs_with_tasks(draw):
     )
 
 
-def exchanged(gangs: Running, size: list[float] | np.ndarray) -> Flows:
+def exchanged(gangs: Running, size: np.ndarray) -> Flows:
     """Return the flows of jobs that asked for the servers that they have; `size`: bytes of each, by position."""
     n_ps, n_bytes = np.zeros(gangs.job.max() + 1, np.int32), np.zeros(gangs.job.max() + 1)
     n_ps[gangs.job], n_bytes[gangs.job] = gangs.n_ps, size
@@ -114,9 +114,8 @@ def test_paths_are_chosen_by_murmurs_finaliser_as_ever(gangs):
     """In numpy's 32 bits: with the same hash alone a simulation with several paths is made again event by event."""
     flows, servers = exchanged(gangs, np.ones(len(gangs.job))), gangs.n_ps > 0
     first = np.cumsum(gangs.n_workers) - gangs.n_workers
-    nth = np.concatenate(
-        [np.arange(n) for n in np.diff(np.flatnonzero(np.diff(flows.worker, prepend=-1, append=-1)))] or [[]]
-    )
+    begins = np.flatnonzero(np.diff(flows.worker, prepend=-1, append=-1))  # of each worker's flows
+    nth = np.arange(len(flows)) - np.repeat(begins[:-1], np.diff(begins))
     server = np.where(servers[flows.job], nth, -1).astype(np.int32)
     h = gangs.job[flows.job].astype(np.uint32) * np.uint32(0x9E3779B1)
     h ^= (flows.worker - first[flows.job]).astype(np.uint32) * np.uint32(0x85EBCA77)
