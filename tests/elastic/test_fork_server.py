@@ -42,10 +42,14 @@ from tests.hang import HANG_S
 MARK = "OF_THE_ORDER"
 
 LOOK = """
-import json, os, random, signal, sys, numpy, torch
+import json, os, random, signal, sys, threading, numpy, threadpoolctl, torch
 def read(name):
     with open(f"/proc/self/{name}") as file:
         return file.read()
+pools = []  # OpenMP has a number of threads for each thread: here of a new one, as in a server's connection
+looks = threading.Thread(target=lambda: pools.extend(threadpoolctl.threadpool_info()))
+looks.start()
+looks.join()
 torch.set_num_threads(2)
 product = float((torch.ones(300, 300) @ torch.ones(300, 300)).sum())
 print("to stdout")
@@ -57,6 +61,7 @@ print(json.dumps({
         "cmdline": read("cmdline"), "comm": read("comm"), "limits": read("limits"), "cgroup": read("cgroup"),
         "shown": sorted(read("environ").split(chr(0))), "rest": sys.stdin.read(), "flags": str(sys.flags),
         "main": sys.modules["__main__"].__spec__.name, "threads": product,
+        "of_a_thread": sorted(str((pool["filepath"], pool["num_threads"])) for pool in pools),
         "cuda": torch.cuda.is_initialized(), "status": [line for line in read("status").splitlines()
             if line.startswith(("Uid", "Gid", "Groups", "Cap", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp"))],
         "files": sorted(os.readlink(f"/proc/self/fd/{n}") for n in "012"), "buffered": sys.stdout.line_buffering,

@@ -186,6 +186,8 @@ FORMING: Final = (
 """Prefixes of environment variables that imports read: children with other values need another server."""
 LATER: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_CACHE_DIR", "PYTHONHASHSEED")
 """Variables with such a prefix that the child sets itself, that do not change imports, or that all servers have."""
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Of all servers: threads would not be copied by a fork, and OpenMP gives the number at its start to any new thread."""
 HASH_SEED: Final = "0"
 """PYTHONHASHSEED of all servers and members: a set has the same order in a worker and in its replacement."""
 CARRIED: Final = ("PATH", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
@@ -276,8 +278,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a fork server for children with `env`, without variables that mark a run or a host."""
     kept = {name: value for name, value in env.items() if is_formed_by(name)}
     carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-    fixed = {"OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": HASH_SEED}  # threads would not be copied by a fork
-    return {**kept, **carried, **fixed}
+    return {**kept, **carried, **ONE_THREAD, "PYTHONHASHSEED": HASH_SEED}
 
 
 def key(env: Mapping[str, str]) -> str:

@@ -138,17 +138,17 @@ def _settle_numbers(order: ForkOrder) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
-        torch.set_num_threads(threads(order.env, len(order.cores), torch.get_num_threads()))
+        torch.set_num_threads(threads(order.env, len(order.cores)))
 
 
-def threads(env: Mapping[str, str], n_cores: int, most: int) -> int:
+def threads(env: Mapping[str, str], n_cores: int) -> int:
     """Return the number of threads with which torch computes in a new process.
 
-    >>> threads({"OMP_NUM_THREADS": "1"}, 8, 4), threads({}, 2, 4)
+    >>> threads({"OMP_NUM_THREADS": "1"}, 8), threads({}, 2)
     (1, 2)
     """
     value = env.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(value) if value.isdigit() and int(value) else max(1, min(n_cores, most))
+    return int(value) if value.isdigit() and int(value) else max(1, n_cores)
 
 
 def run(order: ForkOrder) -> None:
