@@ -5,8 +5,9 @@ python -m benchmarks dlrover_live
 Wide&Deep and two scripts (`benchmarks/ports`) really train, with 0.6 cores in all. The brain comes to a plan in five
 jobs that know nothing of each other, the autoscaler in another one of Wide&Deep. Then one job has these and twelve
 others in turn, one of the brain's again and again between them: the machine may do something else meanwhile, and each
-plan is compared with that one just before and after it. What is declared is no limit on machines, so that the
-autoscaler's decisions are given the cores that its jobs declare.
+plan is compared with that one just before and after it. The brain's plans and the fastest ones are then measured for
+twice as long, which is what counts: the fastest of many is so in part by luck. What is declared is no limit on
+machines, so that the autoscaler's decisions are given the cores that its jobs declare.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ SETTLED: Final = 0.6
 """Part of a plan's time in which tasks may still start and stop: on a slow machine some seconds, with a script more."""
 BETWEEN: Final = 4
 """So many plans stand between two turns of the one that they are compared with."""
+FASTEST: Final = 4
+"""So many plans, beside the brain's, are measured once more."""
 N_RUNS: Final = size(5, short=1)
 """Jobs in which the brain comes to a plan."""
 ENDLESS = 10**6
@@ -180,14 +183,14 @@ def against(mine: Plan, speeds: Sequence[tuple[Plan, float]]) -> dict[Plan, floa
     return {plan: float(np.median(each)) for plan, each in found.items()}
 
 
-def measured(folder: Path, plans: tuple[Plan, ...], *, of: str) -> list[tuple[Plan, float]]:
+def measured(folder: Path, plans: tuple[Plan, ...], *, of: str, each_s: float = EACH_S) -> list[tuple[Plan, float]]:
     """Return the steps/s of plans in turn, of the time that each had once it was settled."""
-    whole, _ = ran(folder, EACH_S * (len(plans) + 1), of=of, scheduler=InTurn(plans, EACH_S))
+    whole, _ = ran(folder, each_s * (len(plans) + 1), of=of, scheduler=InTurn(plans, each_s))
     known = {(plan.n_workers, plan.n_ps, round(plan.worker_cores, 4), round(plan.ps_cores, 4)): plan for plan in plans}
     found = []
     for row in configurations(whole.events, whole.jobs).itertuples():
         plan = known.get((row.n_workers, row.n_ps, round(row.worker_cores, 4), round(row.ps_cores, 4)))
-        if plan is not None and row.end_s - row.start_s > EACH_S / 3:
+        if plan is not None and row.end_s - row.start_s > each_s / 3:
             since_s = row.start_s + SETTLED * (row.end_s - row.start_s)
             found.append((plan, speed_between(whole.events, since_s, row.end_s)))
     return found
@@ -212,8 +215,11 @@ def against_plans(place: Path, name: str, its: Plan) -> list[tuple[str, float, s
     mine = [plan_at_end(record) for record, _ in runs]
     load = f"load {os.getloadavg()[1]:.0f}"
     others = [*({*mine} - {mine[0]}), *PLANS[:6], its, *PLANS[6:], its]
-    ratios = against(mine[0], measured(place / "plans", in_turn(mine[0], others), of=name))
-    best = max(ratios.values())
+    first = against(mine[0], measured(place / "plans", in_turn(mine[0], others), of=name))
+    fastest = sorted(first, key=first.__getitem__)[-FASTEST:]
+    once_more = [plan for plan in dict.fromkeys((*mine, *fastest)) if plan != mine[0]]
+    again = against(mine[0], measured(place / "again", in_turn(mine[0], once_more), of=name, each_s=2 * EACH_S))
+    ratios, best = first | again, max(again.values())
     print(f"{name}: brain: {'; '.join(map(str, mine))}; autoscaler of wide_deep: {its}")
     print("\n".join(f"{ratio / best:.2f} of the best: {plan}" for plan, ratio in ratios.items()))
     rows: list[tuple[str, float, str, float | None, bool]] = [

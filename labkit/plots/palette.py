@@ -37,7 +37,7 @@ _FAMILIES: Final = {
     ORANGE: "drf slurm afs shockwave elasticflow gavel_ftf gavel_proportional "
     "gavel_gandiva_fair partitioned autoscale even_pods",
     PURPLE: "tetris tetris_pods sjf qssf muri synergy gavel_makespan gavel_allox gavel_strategy_proof "
-    "least_interference",
+    "least_interference lucid",
     GREEN: "optimus pollux_optimus slot_aware gavel_cost gavel_slo gavel_throughput gavel_gandiva gavel_hierarchical "
     "load_balance whole_gang",
 }

@@ -15,6 +15,7 @@ KINDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "sjf": ("shortest declared duration first, without preemption", ""),
         "srtf": ("shortest remaining declared time first, with preemption", "Schrage, Oper. Res. 1968"),
         "qssf": ("least GPU-time first, as predicted from jobs that ended", "Helios, SC 2021"),
+        "lucid": ("qssf, packed onto the GPUs of running jobs that it hardly slows", "Lucid, ASPLOS 2023"),
         "las": ("least attained GPU-time first, in queues", "Tiresias, NSDI 2019"),
         "tiresias": ("las in K queues, with promotion and the Gittins index", "Tiresias, NSDI 2019"),
         "muri": ("least remaining GPU-time first, in pairs that interleave on their GPUs", "Zhao et al., SIGCOMM 2022"),

@@ -31,6 +31,46 @@ class Priced:
     n_arrived: int
 
 
+class Predictions:
+    """What jobs will take, predicted once for each, when it is first asked for.
+
+    Parameters
+    ----------
+    scheduler : str
+        Whose they are, for messages.
+    predict, decay : str, float
+        As those of `Qssf`.
+    """
+
+    def __init__(self, scheduler: str, predict: str, *, decay: float) -> None:
+        if predict not in PREDICTIONS:
+            raise unknown(f"predict of {scheduler}", str(predict), PREDICTIONS)
+        if not 0 < decay <= 1:
+            raise InputError(f"{scheduler}: decay is {decay}; expected a part, more than 0 and at most 1.")
+        self._predict, self._decay = predict, decay
+        self._priced = Recall(Priced(np.empty(0), 0))
+
+    def n_arrived_before(self, snapshot: Snapshot) -> int:
+        """Return one more than the largest number of a job that had arrived at the decision before this one."""
+        return self._priced.before(snapshot).n_arrived
+
+    def gpu_s(self, snapshot: Snapshot, jobs: Ints) -> Floats:
+        """Return the predicted GPU-seconds of these jobs and of those asked for before, (N,); NaN for the others."""
+        before, table = self._priced.before(snapshot), snapshot.table
+        gpu_s = before.gpu_s.copy() if len(before.gpu_s) else np.full(len(table), np.nan)
+        new = jobs[np.isnan(gpu_s[jobs])]
+        gpu_s[new] = self._seconds(snapshot, new) * table.gpus[new]
+        self._priced.keep(Priced(gpu_s, int(snapshot.jobs.number.max(initial=-1)) + 1))
+        return gpu_s
+
+    def _seconds(self, snapshot: Snapshot, jobs: Ints) -> Floats:
+        """Return the predicted seconds of jobs, (J,)."""
+        seconds = np.nan_to_num(snapshot.table.duration_s[jobs], nan=inf)
+        if self._predict == DECLARED or not len(jobs) or not len(snapshot.ended):
+            return seconds
+        return predicted_s(snapshot, snapshot.ended, jobs, decay=self._decay)
+
+
 @dataclass(frozen=True, slots=True)
 class Qssf:
     """Start the waiting job with the least predicted GPU-seconds; preempt none [1]_.
@@ -72,40 +112,20 @@ class Qssf:
     backfill: bool = False
     placer: Placer = ByNetwork()
     published: bool = False
-    _priced: Recall[Priced] = field(init=False, repr=False, compare=False)
+    _predictions: Predictions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.predict not in PREDICTIONS:
-            raise unknown("predict of qssf", str(self.predict), PREDICTIONS)
-        if not 0 < self.decay <= 1:
-            raise InputError(f"qssf: decay is {self.decay}; expected a part, more than 0 and at most 1.")
-        object.__setattr__(self, "_priced", Recall(Priced(np.empty(0), 0)))
+        object.__setattr__(self, "_predictions", Predictions("qssf", self.predict, decay=self.decay))
 
     def schedule(self, snapshot: Snapshot) -> Placement:
         """Return which jobs start."""
         waiting, table = snapshot.waiting, snapshot.table
-        before = self._priced.before(snapshot)
-        gpu_s = before.gpu_s.copy() if len(before.gpu_s) else np.full(len(table), np.nan)
-        if self.published and not (waiting < before.n_arrived).any():
-            self._priced.keep(Priced(gpu_s, _n_arrived(snapshot)))
+        if self.published and not (waiting < self._predictions.n_arrived_before(snapshot)).any():
+            self._predictions.gpu_s(snapshot, waiting[:0])
             return start_in_order(snapshot, waiting, self.placer, backfill=self.backfill, by=table.gpus)
-        new = waiting[np.isnan(gpu_s[waiting])]
-        gpu_s[new] = self._seconds(snapshot, new) * table.gpus[new]
-        self._priced.keep(Priced(gpu_s, _n_arrived(snapshot)))
+        gpu_s = self._predictions.gpu_s(snapshot, waiting)
         fewest_first = waiting[np.argsort(table.gpus[waiting], kind="stable")] if self.published else waiting
         return start_in_order(snapshot, fewest_first, self.placer, backfill=self.backfill, by=gpu_s)
-
-    def _seconds(self, snapshot: Snapshot, jobs: Ints) -> Floats:
-        """Return the predicted seconds of jobs, (J,)."""
-        seconds = np.nan_to_num(snapshot.table.duration_s[jobs], nan=inf)
-        if self.predict == DECLARED or not len(jobs) or not len(snapshot.ended):
-            return seconds
-        return predicted_s(snapshot, snapshot.ended, jobs, decay=self.decay)
-
-
-def _n_arrived(snapshot: Snapshot) -> int:
-    """Return one more than the largest number of a job that has arrived."""
-    return int(snapshot.jobs.number.max(initial=-1)) + 1
 
 
 def predicted_s(snapshot: Snapshot, ended: JobColumns, jobs: Ints, *, decay: float) -> Floats:

@@ -50,6 +50,11 @@ REFERENCES: Final[dict[str, Reference]] = {
         "Hu, Qinghao and Sun, Peng and Yan, Shengen and Wen, Yonggang and Zhang, Tianwei",
         "Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters", "SC", 2021,
     ),
+    "Lucid, ASPLOS 2023": Reference(
+        "Hu, Qinghao and Zhang, Meng and Sun, Peng and Wen, Yonggang and Zhang, Tianwei",
+        "Lucid: A Non-Intrusive, Scalable and Interpretable Scheduler for Deep Learning Training Jobs",
+        "ACM ASPLOS", 2023,
+    ),
     "Qiao et al., OSDI 2021": Reference(
         "Qiao, Aurick and Choe, Sang Keun and Subramanya, Suhas Jayaram and Neiswanger, Willie and Ho, Qirong"
         " and Zhang, Hao and Ganger, Gregory R. and Xing, Eric P.",
