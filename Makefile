@@ -22,14 +22,15 @@ demo: .venv/.with-base  ## compare schedulers on a small trace, train three jobs
 
 # Many tests wait for something: four workers keep two cores busy. Threads within one would wait for each other, spinning.
 WORKERS ?= 4
-ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Fork servers stay for some minutes without work: each new one imports torch.
+AROUND := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 LABKIT_FORK_SERVER_IDLE_S=300
 # Notebooks that set up machines, or solve for minutes.
 LONG := $(wildcard notebooks/07_*.ipynb) $(wildcard notebooks/08_*.ipynb) $(wildcard notebooks/05_*.ipynb)
 NOTEBOOKS := $(filter-out $(LONG), $(sort $(wildcard notebooks/*.ipynb)))
-NBVAL := $(ONE_THREAD) $(BIN)/pytest -c tests/nbval.ini --rootdir .
+NBVAL := $(AROUND) $(BIN)/pytest -c tests/nbval.ini --rootdir .
 # Tests need no nbval: its import takes each worker a second.
-PYTEST := $(ONE_THREAD) $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-DOCTESTS := $(ONE_THREAD) $(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions
+PYTEST := $(AROUND) $(BIN)/pytest -p no:nbval -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+DOCTESTS := $(AROUND) $(BIN)/pytest -p no:nbval --doctest-modules labkit reproductions
 # All at once: cores have work while tests wait for processes. The tests end last; notebooks are to hear Ctrl-C.
 test: $(ALL)  ## run notebooks, examples in docstrings and tests, all but those of `make thorough`
 	$(BIN)/python -m labkit.cli.compile_kernels

@@ -123,7 +123,7 @@ def replay(net: Net, kept: DecisionRecord, model: np.ndarray) -> None:
         If an action that was kept is not the best by more than rounding.
     """
     n = int(kept.n[0])
-    before, worth, at = net.bias + kept.seen[:n] @ net.seen, np.zeros((int(kept.n[1]), 3), np.float32), 0
+    before, worth, at = net.bias + kept.features[:n] @ net.seen, np.zeros((int(kept.n[1]), 3), np.float32), 0
     for step in range(int(kept.n[2])):
         newest = int(kept.row[step].max())
         for row in range(at, newest + 1):

@@ -19,7 +19,7 @@ from benchmarks._claims_table import TABLES as TABLES_OF_CLAIMS
 from benchmarks._claims_table import by_seed, lines, on_smooth_speeds
 from tests.hang import HANG_S
 
-TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "learned", "marl_claims", "standard"}
+TABLES = {"agnostic", "baselines", "claims", "dlrover_claims", "learned", "marl_claims", "ppo", "standard"}
 """They make lines of a table, and no rows."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -56,21 +57,49 @@ ACCESSORS = [(f"labkit.results.{name}", "labkit.plots.of_runs") for name in ("re
 """The two imports against the layers, when they are called: `run.plot.gantt()`, `compare(...).plot.cdf()`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What is asked of a module: its syntax tree is not kept, as those of all would slow down what comes after."""
+
+    imports: tuple[str, ...]
+    classes: tuple[str, ...]
+    """Public ones."""
+    first_line: str
+    functions: tuple[tuple[str, int], ...]
+    """Name and code lines of each one that is not compiled."""
+
+    @classmethod
+    def of(cls, path: Path) -> Module:
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        return cls(
+            tuple(name for node in nodes for name in _imported(node)),
+            tuple(n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")),
+            (ast.get_docstring(tree) or "").partition("\n")[0],
+            tuple(
+                (node.name, _code_lines(node))
+                for node in nodes
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _compiled(node)
+            ),
+        )
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        whole = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [each if each in SOURCES else node.module for each in whole]
+    return []
+
+
 @cache
-def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+def modules() -> dict[str, Module]:
+    return {name: Module.of(path) for name, path in SOURCES.items()}
 
 
 def test_no_module_imports_itself_over_others_not_even_for_types() -> None:
-    graph = nx.DiGraph()
-    for name, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                graph.add_edges_from((name, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    whole = f"{node.module}.{alias.name}"
-                    graph.add_edge(name, whole if whole in SOURCES else node.module)
+    graph = nx.DiGraph((name, other) for name, module in modules().items() for other in module.imports)
     graph.remove_edges_from(ACCESSORS)
     circles = [sorted(part) for part in nx.strongly_connected_components(graph.subgraph(SOURCES)) if len(part) > 1]
     assert circles == []
@@ -78,17 +107,16 @@ def test_no_module_imports_itself_over_others_not_even_for_types() -> None:
 
 def test_a_public_class_name_has_one_owner_or_stands_for_one_idea() -> None:
     owners = defaultdict(list)
-    for name, tree in trees().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                owners[node.name].append(name)
+    for name, module in modules().items():
+        for each in module.classes:
+            owners[each].append(name)
     shared = {name: where for name, where in owners.items() if len(where) > 1}
     assert {name: where for name, where in shared.items() if name not in SAME_IDEA} == {}
     assert set(SAME_IDEA) <= set(shared), "a name that is not shared any more needs no reason"
 
 
 def test_a_module_opens_with_one_line_that_says_what_it_is() -> None:
-    first = {name: (ast.get_docstring(tree) or "").partition("\n")[0] for name, tree in trees().items()}
+    first = {name: module.first_line for name, module in modules().items()}
     assert {name: line for name, line in first.items() if len(line) <= 10 or not line.endswith((".", "?"))} == {}
 
 
@@ -98,15 +126,13 @@ def test_a_module_has_a_few_pages() -> None:
 
 
 def test_a_function_fits_on_a_screen() -> None:
-    found = {}
-    for name, tree in trees().items():
-        if name.startswith(MATHEMATICS):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _compiled(node):
-                whole, n = f"{name}.{node.name}", _code_lines(node)
-                if n > MOST_CODE_LINES:
-                    found[whole] = n
+    found = {
+        f"{name}.{function}": n
+        for name, module in modules().items()
+        if not name.startswith(MATHEMATICS)
+        for function, n in module.functions
+        if n > MOST_CODE_LINES
+    }
     assert {whole: n for whole, n in found.items() if whole not in NOT_YET_SHORT} == {}
     assert set(NOT_YET_SHORT) <= set(found), "a function that is short by now needs no exemption"
 
@@ -115,10 +141,9 @@ def test_a_function_fits_on_a_screen() -> None:
 def names_of_tests() -> set[str]:
     """Return the names of all test functions, as `core/test_jobs.py::test_a_claim`."""
     return {
-        f"{path.relative_to(HERE).as_posix()}::{node.name}"
+        f"{path.relative_to(HERE).as_posix()}::{name}"
         for path in HERE.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
 
 

@@ -25,7 +25,7 @@ def test_every_scheduler_passes_the_suite(name: str, n_scenes: int, seed: int) -
 
 @pytest.mark.parametrize("name", available())
 @given(scene=scenes())
-@settings(max_examples=8)
+@settings(max_examples=settings().max_examples // 3)
 def test_every_answer_can_be_carried_out_and_is_the_same_twice(name: str, scene: DecisionScene) -> None:
     check_answer(make(name), scene=scene)
 
