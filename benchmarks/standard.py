@@ -37,7 +37,7 @@ TROUBLES: Final[dict[str, dict[str, float]]] = {
 """Nothing; or each machine fails every other day for an hour, and starts, restarts and rescalings take time."""
 SCHEDULERS: Final[dict[str, tuple[str, ...]]] = {
     "fixed": (
-        "fifo", "easy", "slurm", "sjf", "srtf", "qssf", "lucid", "las", "tiresias", "tetris", "muri", "shockwave",
+        "fifo", "easy", "slurm", "sjf", "srtf", "qssf", "las", "tiresias", "tetris", "muri", "shockwave",
         "synergy", "gavel_las", "gavel_ftf", "gavel_makespan",
     ),
     "elastic": (

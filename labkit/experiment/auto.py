@@ -76,7 +76,7 @@ def brain_for(cores: float) -> str:
     return (
         f"dlrover(total_cores={cores:g}, most_cores={cores:g}, unit={unit:g}, gap_s={GAP_S:g}, "
         f"patience_s={PATIENCE_S:g}, quantum_s={LOOK_S:g}, measure_every_s={LOOK_S:g}, "
-        f"frees={WORTH_FREEING:g}, few=True, watch_memory=False)"
+        f"frees={WORTH_FREEING:g}, n_full=1, few=True, watch_memory=False)"
     )
 
 

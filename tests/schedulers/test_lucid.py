@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit import simulate
 from labkit.core import InputError, Jobs, Kind
 from labkit.core.life import Profile
 from labkit.experiment.cadence import at_events
@@ -62,6 +63,11 @@ def test_a_job_joins_the_first_running_one_once_gpus_are_short_and_nobody_moves(
 def test_it_waits_for_gpus_of_its_own_where_it_may_not_join(options, case):
     rows = ran(Lucid(**options), seconds=[100, 100, 100], **case)
     assert {partner for _, partner in placed(rows)} == {-1}
+
+
+def test_where_no_speeds_of_pairs_are_known_it_is_qssf_with_backfilling():
+    runs = [simulate("traces/demo.csv", cluster="demo", scheduler=name) for name in ("lucid", "qssf(backfill=True)")]
+    assert runs[0].table["completion_s"].equals(runs[1].table["completion_s"])
 
 
 def test_two_kinds_agree_where_both_keep_their_part():

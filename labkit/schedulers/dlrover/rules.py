@@ -50,6 +50,8 @@ class Rules:
         changes by more than this part is estimated again. inf: none is.
     doubt : float
         From speeds that differ by more than this part from what was predicted on, measurements count, and no form.
+    n_full : int
+        What tasks use tells nothing of what they need, if it is all cores that they have with each of so many plans.
     n_trials : int
         Plans of a job that are tried for what they promise, beside those that are expected to be faster.
     pays : float
@@ -82,6 +84,7 @@ class Rules:
     frees: float = 0.05
     back: float = 0.1
     doubt: float = 0.25
+    n_full: int = 2
     n_trials: int = 6
     pays: float = 2.0
     balance: bool = True

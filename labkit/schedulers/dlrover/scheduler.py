@@ -47,6 +47,8 @@ class _State:
     watched_s: Mapping[int, float] = field(default_factory=dict)
     """When the newest measurement of each job was made that was looked at."""
     pause_s: float = 0.0
+    spinning: frozenset[tuple[str, float]] = frozenset()
+    """Kinds of jobs whose tasks use all of their cores in any case."""
     n_logged: int = 0
 
 
@@ -144,7 +146,9 @@ class Dlrover:
         room.take(started)
         active, waiting = frozenset(jobs.tolist()), jobs[mine & ~running].tolist()
         states = {job: belief for job, belief in state.jobs.items() if job in active}
-        turn = Turn(snapshot, room, self.rules, states, state.pause_s, plan_log=self.plan_log)
+        turn = Turn(
+            snapshot, room, self.rules, states, state.pause_s, plan_log=self.plan_log, spinning=set(state.spinning)
+        )
         asked = np.setdiff1d(left_alone, started.set_jobs)
         turn.reserved = float(table.gang_demand[asked, CPUS].sum()) + 2 * COLD_CORES[1] * self.unit * len(waiting)
         history, sampled = self._look(turn, sight, state)
@@ -154,7 +158,8 @@ class Dlrover:
         for job, n_lost in zip(waiting, lost, strict=True) if stirred else ():
             start(turn, history, job, most_cores=self.most_cores, unit=self.unit, n_lost=n_lost)
         watched_s = dict(zip(sight.running.job.tolist(), sight.measured_s.tolist(), strict=True))
-        return room.placement(), _State(states, history, active, unsettled, watched_s, turn.pause_s)
+        spinning = frozenset(turn.spinning)
+        return room.placement(), _State(states, history, active, unsettled, watched_s, turn.pause_s, spinning)
 
     # --- one job
 
@@ -202,11 +207,14 @@ class Dlrover:
     def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
         """Take a sample of a job, and return what came of it."""
         seen = sight.observation(i, turn.states[job].plan)
-        state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s)
+        kind = likeness(turn.snapshot, job).kind
+        state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s, alike=kind in turn.spinning)
         turn.states[job] = state
         if came == "gave up" and state.gave_up:
             give_requested_plan(turn, job)
         if came == "sampled":
+            if state.doubts and state.spins(self.rules):
+                turn.spinning.add(kind)
             turn.pause_s += (LEARNS if turn.pause_s else 1.0) * (state.pause_s - turn.pause_s)
         return came
 

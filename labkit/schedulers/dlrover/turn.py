@@ -59,6 +59,8 @@ class Turn:
     plan_log: list[PlanEntry] = field(default_factory=list)
     fresh: set[int] = field(default_factory=set)
     """Jobs of which a belief is new."""
+    spinning: set[tuple[str, float]] = field(default_factory=set)
+    """Kinds of jobs (`Likeness.kind`) whose tasks spin."""
     speeds: dict[int, float] = field(default_factory=dict)
     """Steps/s that jobs make, as measured last."""
     _steps: dict[int, float] = field(init=False)

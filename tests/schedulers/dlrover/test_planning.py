@@ -177,9 +177,14 @@ def test_what_contradicts_the_bottleneck_is_doubted() -> None:
     assert not state._replace(samples=(samples[0], replace(samples[1], speed=21.0))).doubted(USUAL), "noise"
     assert state._replace(samples=samples[:1], predicted=30.0).doubted(USUAL), "not as fast as was predicted"
     assert not state._replace(samples=samples[:1], predicted=float("nan")).doubted(USUAL), "nothing was predicted"
-    spinning = tuple(replace(sample, ps_cores=0.99 * sample.plan.n_ps * sample.plan.ps_cores) for sample in samples[:1])
-    assert not state._replace(samples=spinning, predicted=22.0).doubted(USUAL), "once says nothing"
-    assert state._replace(samples=spinning * 2, predicted=22.0).doubted(USUAL), "all cores in use with each plan"
+    slower = (samples[0], replace(samples[1], speed=21.0))
+    spinning = tuple(replace(sample, ps_cores=0.99 * sample.plan.n_ps * sample.plan.ps_cores) for sample in slower)
+    assert not state._replace(samples=spinning[:1], predicted=22.0).doubted(USUAL), "once says nothing"
+    assert state._replace(samples=spinning, predicted=21.0).doubted(USUAL), "all cores in use with each of two plans"
+    twice = state._replace(samples=spinning[:1] * 2, predicted=22.0)
+    assert not twice.doubted(USUAL), "with one plan it may be what the step needs"
+    assert twice.doubted(USUAL, alike=True), "but not where another job of its kind spins"
+    assert twice.doubted(replace(USUAL, n_full=1))
     assert state._replace(samples=(Sample(good, 22.3, np.nan, np.nan),)).doubted(USUAL), "speed alone"
 
 
