@@ -51,7 +51,8 @@ class Rules:
     doubt : float
         From speeds that differ by more than this part from what was predicted on, measurements count, and no form.
     n_full : int
-        What tasks use tells nothing of what they need, if it is all cores that they have with each of so many plans.
+        What tasks use tells nothing of what they need, if it is all cores that they have with each of so many plans,
+        and for a step more with one than with another; 1: if it is all cores that they have.
     n_trials : int
         Plans of a job that are tried for what they promise, beside those that are expected to be faster.
     pays : float

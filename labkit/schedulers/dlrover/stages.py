@@ -26,6 +26,8 @@ class Stage(StrEnum):
 UNWATCHED: Final = Watch()
 SPINS: Final = 0.95
 """Part of their cores from which on tasks use all of them."""
+SAME: Final = 0.05
+"""Part by which core-seconds of a step may differ and still be the same."""
 N_SAMPLES: Final = 12
 """The newest samples of a job are kept."""
 
@@ -80,17 +82,22 @@ class JobState(NamedTuple):
         return self.n_off > 0 or not -rules.back <= speed / expected - 1 <= rules.back
 
     def spins(self, rules: Rules, *, alike: bool = False) -> bool:
-        """Return whether tasks of a role use all cores that they have with several plans: whatever a step needs.
+        """Return whether tasks of a role use all cores that they have, whatever a step needs.
 
-        `alike`: whether those of another job of its kind do: then one plan is enough.
+        They do so with several plans, and a step takes more core-seconds with one than with another. `alike`: whether
+        those of another job of its kind do: then all cores in use with one plan are enough.
         """
         several = len({sample.plan for sample in self.samples}) >= rules.n_full
         if len(self.samples) < 2 or not (several or alike):
             return False
-        newest = reversed(self.samples)  # most jobs use less in the newest one
-        return all(s.worker_cores >= SPINS * s.plan.n_workers * s.plan.worker_cores for s in newest) or all(
-            s.ps_cores >= SPINS * s.plan.n_ps * s.plan.ps_cores for s in reversed(self.samples)
-        )
+        of_workers = [(s.worker_cores, s.plan.n_workers * s.plan.worker_cores, s.speed) for s in self.samples]
+        of_servers = [(s.ps_cores, s.plan.n_ps * s.plan.ps_cores, s.speed) for s in self.samples]
+        for uses in (of_workers, of_servers):
+            of_step = [used / speed for used, _, speed in uses]
+            differ = alike or rules.n_full < 2 or max(of_step) > (1 + SAME) * min(of_step)
+            if differ and all(used >= SPINS * has for used, has, _ in uses):
+                return True
+        return False
 
     def doubted(self, rules: Rules, *, alike: bool = False) -> bool:
         """Return whether measurements contradict the bottleneck: they are what counts from then on.

@@ -181,6 +181,8 @@ def test_what_contradicts_the_bottleneck_is_doubted() -> None:
     spinning = tuple(replace(sample, ps_cores=0.99 * sample.plan.n_ps * sample.plan.ps_cores) for sample in slower)
     assert not state._replace(samples=spinning[:1], predicted=22.0).doubted(USUAL), "once says nothing"
     assert state._replace(samples=spinning, predicted=21.0).doubted(USUAL), "all cores in use with each of two plans"
+    double = Sample(replace(good, n_ps=8), 2 * samples[0].speed, 2 * samples[0].worker_cores, 2 * spinning[0].ps_cores)
+    assert not state._replace(samples=(spinning[0], double), predicted=44.0).doubted(USUAL), "a step needs as many"
     twice = state._replace(samples=spinning[:1] * 2, predicted=22.0)
     assert not twice.doubted(USUAL), "with one plan it may be what the step needs"
     assert twice.doubted(USUAL, alike=True), "but not where another job of its kind spins"
