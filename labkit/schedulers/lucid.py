@@ -17,12 +17,12 @@ from labkit.core.resources import CPUS, GPUS, MEMORY_GB, Bools, Floats, Ints
 from labkit.core.scratch_book import SLACK
 from labkit.core.snapshot import Snapshot
 from labkit.placers import ByNetwork
-from labkit.schedulers.base import place, requested_gangs
+from labkit.schedulers.base import start_in_order
 from labkit.schedulers.muri import sizes
 from labkit.schedulers.qssf import HISTORY, Predictions
 
-BESIDE = CPUS, MEMORY_GB
-"""What a job that shares GPUs takes beside them."""
+BESIDE = np.array([CPUS, MEMORY_GB])
+"""Resources that each job of a pair has to itself."""
 
 
 @dataclass(eq=False)
@@ -30,9 +30,10 @@ class Lucid:
     """Start the waiting job with the least predicted GPU-seconds; pack it with a running one that it hardly slows [1]_.
 
     While more GPUs are asked for than are free, each waiting job, in order, first looks for a running job to share
-    GPUs with: one alone on as many GPUs, of which neither would slow the other much, and than which it is not much
-    longer. It joins that one where it is; nobody is moved or preempted. Jobs without such a partner start where there
-    is room, and one without room lets later ones pass. With speeds that know no pairs this is `qssf(backfill=True)`.
+    GPUs with: one that has as many GPUs to itself, that it would hardly slow or be slowed by, and that is not much
+    shorter. It joins that job in place: running jobs are neither moved nor preempted. Jobs without such a partner start
+    where there is room, and later jobs may pass one that does not fit. With speeds that know no pairs this is
+    `qssf(backfill=True)`.
 
     Attributes
     ----------
@@ -90,35 +91,32 @@ class Lucid:
         """Return which jobs start, alone or beside a running one."""
         waiting = snapshot.waiting
         gpu_s = self._predictions.gpu_s(snapshot, waiting)
-        order = waiting[np.argsort(gpu_s[waiting], kind="stable")]
         left = snapshot.left
         pairs = Placement.nothing()
         if self._kind is not None and snapshot.table.gpus[waiting].sum() > left[:, GPUS].sum() + SLACK:
-            pairs = self._pack(snapshot, order, gpu_s, left)
-        rest = order[~np.isin(order, pairs.set_jobs)]
-        rest = rest[snapshot.table.gpus[rest] <= left[:, GPUS].sum() + SLACK]
-        if not len(rest):
-            return pairs
-        alone = place(self.placer, LaterSnapshot(snapshot, left), requested_gangs(snapshot, rest))
-        return Placement.joined([pairs, alone]) if len(pairs.set_jobs) else alone
+            pairs = self._pack(snapshot, self._kind, gpu_s, left)
+        rest = waiting[~np.isin(waiting, pairs.set_jobs)]
+        alone = start_in_order(LaterSnapshot(snapshot, left), rest, self.placer, backfill=True, by=gpu_s)
+        return Placement.joined([pairs, alone])
 
-    def _pack(self, snapshot: Snapshot, order: Ints, gpu_s: Floats, left: Floats) -> Placement:
-        """Return the pairs of waiting jobs and running ones; cores and memory that they take go off `left`."""
+    def _pack(self, snapshot: Snapshot, kind: Ints, gpu_s: Floats, left: Floats) -> Placement:
+        """Return pairs of waiting and running jobs; subtract the cores and memory that they take from `left`."""
+        order = snapshot.waiting[np.argsort(gpu_s[snapshot.waiting], kind="stable")]
         hosts = Hosts.of(snapshot, self.most_gpus)
-        in_size, kind = sizes(snapshot, np.concatenate([order, hosts.job])), self._kind
-        made, hopeless = [Placement.nothing()], set[int]()
-        assert kind is not None
+        in_size = sizes(snapshot, np.concatenate([order, hosts.job]))
+        made, hopeless = list[Placement](), set[int]()
         for w, size in zip(order.tolist(), in_size.tolist(), strict=False):
             if kind[w] in hopeless:  # a longer job of a kind finds no partner where a shorter one found none
                 continue
-            able = (hosts.kind >= 0) & (in_size[len(order) :] == size) & snapshot.runs_on[w, hosts.kind]
-            able &= self._agree[kind[w], kind[hosts.job], hosts.kind] & (gpu_s[w] <= self.longer * gpu_s[hosts.job])
+            device_type = hosts.device_type
+            able = (device_type >= 0) & (in_size[len(order) :] == size) & snapshot.runs_on[w, device_type]
+            able &= self._agree[kind[w], kind[hosts.job], device_type] & (gpu_s[w] <= self.longer * gpu_s[hosts.job])
             found = next((h for h in np.flatnonzero(able).tolist() if hosts.has_room(snapshot, w, h, left)), None)
             if found is None:
                 hopeless.add(int(kind[w]))
             else:
                 made.append(hosts.join(snapshot, w, found, left))
-        return Placement.joined(made) if len(made) > 1 else made[0]
+        return Placement.joined(made)
 
 
 @dataclass(eq=False)
@@ -126,8 +124,8 @@ class Hosts:
     """Running jobs that have their GPUs alone, (H,), the first ones first, and the rows of their tasks."""
 
     job: Ints
-    kind: Ints
-    """The device type of all tasks of each; -1: of several, or nobody may join it."""
+    device_type: Ints
+    """(H,) that of each job's tasks; -1: they have several types, or the job shares its GPUs by now."""
     first: Ints
     role: Ints
     group: Ints
@@ -148,7 +146,7 @@ class Hosts:
     def needs(self, snapshot: Snapshot, job: int, host: int) -> tuple[Ints, Floats]:
         """Return the device groups (P,), and what a job takes there beside GPUs (P, 2) if it joins a host."""
         rows = slice(self.first[host], self.first[host + 1])
-        demand = snapshot.demand[self.role[rows], job][:, list(BESIDE)]
+        demand = snapshot.demand[self.role[rows], job][:, BESIDE]
         return self.group[rows], self.count[rows, None] * demand
 
     def has_room(self, snapshot: Snapshot, job: int, host: int, left: Floats) -> bool:
@@ -157,17 +155,16 @@ class Hosts:
         rules = snapshot.hosting
         if rules is not None and not rules.open[rules.row[job]][group].all():
             return False
-        after = left[:, list(BESIDE)].copy()
+        after = left[:, BESIDE].copy()
         np.subtract.at(after, group, needs)
         return bool((after[group] >= -SLACK).all())
 
     def join(self, snapshot: Snapshot, job: int, host: int, left: Floats) -> Placement:
-        """Return the placement of a job beside a host, who is alone no more; what it takes goes off `left`."""
+        """Return the placement that adds a job to a host's GPUs; subtract its cores and memory from `left`."""
         group, needs = self.needs(snapshot, job, host)
-        np.subtract.at(left[:, BESIDE[0]], group, needs[:, 0])
-        np.subtract.at(left[:, BESIDE[1]], group, needs[:, 1])
+        np.subtract.at(left, (group[:, None], BESIDE), needs)
         rows, mate = slice(self.first[host], self.first[host + 1]), int(self.job[host])
-        self.kind[host] = -1
+        self.device_type[host] = -1
         pair = [job, mate]
         return Placement.of(
             pair, job=np.repeat(pair, len(group)), role=np.tile(self.role[rows], 2), group=np.tile(group, 2),

@@ -51,8 +51,8 @@ class Rules:
     doubt : float
         From speeds that differ by more than this part from what was predicted on, measurements count, and no form.
     n_full : int
-        What tasks use tells nothing of what they need, if it is all cores that they have with each of so many plans,
-        and for a step more with one than with another; 1: if it is all cores that they have.
+        Number of plans with which tasks must use all of their cores, and different core-seconds per step, before their
+        measured use is distrusted. 1: full use with one plan is enough.
     n_trials : int
         Plans of a job that are tried for what they promise, beside those that are expected to be faster.
     pays : float

@@ -207,14 +207,15 @@ class Dlrover:
     def _sample(self, turn: Turn, sight: Sight, i: int, job: int) -> str:
         """Take a sample of a job, and return what came of it."""
         seen = sight.observation(i, turn.states[job].plan)
-        kind = likeness(turn.snapshot, job).kind
-        state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s, alike=kind in turn.spinning)
+        state, came = look(turn.states[job], seen, self.rules, now_s=turn.now_s)
+        kind = likeness(turn.snapshot, job).kind if came == "sampled" else None
+        if kind is not None and state.spins(self.rules, alike=kind in turn.spinning):
+            turn.spinning.add(kind)
+            state = state._replace(doubts=True)
         turn.states[job] = state
         if came == "gave up" and state.gave_up:
             give_requested_plan(turn, job)
         if came == "sampled":
-            if state.doubts and state.spins(self.rules):
-                turn.spinning.add(kind)
             turn.pause_s += (LEARNS if turn.pause_s else 1.0) * (state.pause_s - turn.pause_s)
         return came
 

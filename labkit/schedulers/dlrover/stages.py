@@ -82,10 +82,10 @@ class JobState(NamedTuple):
         return self.n_off > 0 or not -rules.back <= speed / expected - 1 <= rules.back
 
     def spins(self, rules: Rules, *, alike: bool = False) -> bool:
-        """Return whether tasks of a role use all cores that they have, whatever a step needs.
+        """Return whether tasks of a role busy-wait: they use all of their cores, whatever a step needs.
 
-        They do so with several plans, and a step takes more core-seconds with one than with another. `alike`: whether
-        those of another job of its kind do: then all cores in use with one plan are enough.
+        They do so with several plans, and a step takes different core-seconds with each. `alike`: whether another job
+        of the same kind busy-waits: then full use with one plan is enough.
         """
         several = len({sample.plan for sample in self.samples}) >= rules.n_full
         if len(self.samples) < 2 or not (several or alike):
@@ -99,11 +99,11 @@ class JobState(NamedTuple):
                 return True
         return False
 
-    def doubted(self, rules: Rules, *, alike: bool = False) -> bool:
+    def doubted(self, rules: Rules) -> bool:
         """Return whether measurements contradict the bottleneck: they are what counts from then on.
 
         A speed is not what was predicted; a change has made the job slower; cores in use are not told; or tasks spin,
-        so that they tell nothing of what tasks need. `alike`: as of `spins`.
+        so that their use does not show what they need.
         """
         if self.belief is not None:
             return True
@@ -115,7 +115,7 @@ class JobState(NamedTuple):
         best = max(self.samples, key=lambda sample: sample.speed)
         if best.speed > (1 + rules.back) * last.speed and best.plan.cores <= last.plan.cores:
             return True
-        return self.spins(rules, alike=alike)
+        return self.spins(rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,33 +137,28 @@ def compared(measured: float, expected: float) -> str:
     return f"{measured:.3g} steps/s{error}"
 
 
-def look(
-    state: JobState, observation: Observation, rules: Rules, *, now_s: float, alike: bool = False
-) -> tuple[JobState, str]:
+def look(state: JobState, observation: Observation, rules: Rules, *, now_s: float) -> tuple[JobState, str]:
     """Return the state after a look at a job that runs, and what came of it: "sampled", "gave up" or nothing.
 
     A sample counts when it was taken after the last change, and the gap is over, and no task of it is in trouble.
-    `alike`: whether tasks of another job of its kind spin.
     """
     if now_s < state.changed_s + rules.gap_s:
         return state, ""
     given_up = now_s >= state.changed_s + rules.patience_s
     troubled = any(sign not in state.watch.reported for sign in state.watch.signs)
     if state.stage == Stage.FINAL:
-        return _watched(state, observation, rules, troubled=troubled, alike=alike)
+        return _watched(state, observation, rules, troubled=troubled)
     if observation.sample.usable and observation.measured_s > state.changed_s and (given_up or not troubled):
         samples = (*state.samples, observation.sample)[-N_SAMPLES:]
         stage = Stage.ESTIMATE if len(samples) <= rules.n_estimates else Stage.FINAL
         pause_s = max(now_s - state.changed_s - (observation.steps - state.steps) / observation.sample.speed, 0.0)
-        return _sampled(state._replace(stage=stage, samples=samples, pause_s=pause_s), rules, alike=alike), "sampled"
+        return _sampled(state._replace(stage=stage, samples=samples, pause_s=pause_s), rules), "sampled"
     if given_up:
         return state._replace(stage=Stage.FINAL, gave_up=not state.samples), "gave up"
     return state, ""
 
 
-def _watched(
-    state: JobState, observation: Observation, rules: Rules, *, troubled: bool, alike: bool
-) -> tuple[JobState, str]:
+def _watched(state: JobState, observation: Observation, rules: Rules, *, troubled: bool) -> tuple[JobState, str]:
     """Return the state of a job with a final plan: one whose speed is another for some time is sampled again.
 
     Earlier samples are scaled by what the job makes now, if it makes that with the plan of the newest one.
@@ -184,11 +179,11 @@ def _watched(
         if s.plan != state.plan
     )
     samples = (*scaled, observation.sample)[-N_SAMPLES:]
-    return _sampled(state._replace(samples=samples, n_off=0, predicted=expected), rules, alike=alike), "sampled"
+    return _sampled(state._replace(samples=samples, n_off=0, predicted=expected), rules), "sampled"
 
 
-def _sampled(state: JobState, rules: Rules, *, alike: bool) -> JobState:
-    return state._replace(doubts=True) if state.doubted(rules, alike=alike) else state
+def _sampled(state: JobState, rules: Rules) -> JobState:
+    return state._replace(doubts=True) if state.doubted(rules) else state
 
 
 def balanced(state: JobState) -> JobState:

@@ -185,7 +185,7 @@ def test_what_contradicts_the_bottleneck_is_doubted() -> None:
     assert not state._replace(samples=(spinning[0], double), predicted=44.0).doubted(USUAL), "a step needs as many"
     twice = state._replace(samples=spinning[:1] * 2, predicted=22.0)
     assert not twice.doubted(USUAL), "with one plan it may be what the step needs"
-    assert twice.doubted(USUAL, alike=True), "but not where another job of its kind spins"
+    assert twice.spins(USUAL, alike=True), "but not where another job of its kind spins"
     assert twice.doubted(replace(USUAL, n_full=1))
     assert state._replace(samples=(Sample(good, 22.3, np.nan, np.nan),)).doubted(USUAL), "speed alone"
 
