@@ -277,7 +277,7 @@ def _job_numbers(name: str, values: ArrayLike) -> Ints:
     ([3, 4], [3])
     """
     try:
-        found = np.atleast_1d(np.asarray(values, np.int32))
+        found = np.ascontiguousarray(values, np.int32)
     except (TypeError, ValueError, OverflowError):
         found = None
     if found is None or found.ndim > 1:

@@ -32,9 +32,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Kernel(CPUDispatcher):
-    """A kernel that is compiled once for all whole numbers that other kernels give it.
+    """A kernel that is compiled once for all numbers that it may be called with.
 
-    numba would compile it for each constant, and for each size of an integer, among its arguments.
+    numba would compile it for each constant, and for each size of an integer, among its arguments, and again where
+    Python passes 3600 in place of 3600.0.
     """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
@@ -42,6 +43,22 @@ class _Kernel(CPUDispatcher):
         return super().get_call_template(tuple(map(_plain, args)), {name: _plain(kind) for name, kind in kws.items()})
 
     def compile(self, sig: Any) -> Any:
+        """Compile it for the kinds of numbers that its parameters are declared as, whatever came first."""
+        if not isinstance(sig, tuple) or (declared := self._declared(sig)) == sig:
+            return self._compile(sig)
+        entry = self._compile(declared)
+        self._insert([kind._code for kind in sig], entry, False)  # the next such call finds it at once
+        return entry
+
+    def _declared(self, given: tuple[types.Type, ...]) -> tuple[types.Type, ...]:
+        """Return types with whole numbers as floating-point numbers where a parameter is declared so."""
+        declared = self.py_func.__annotations__
+        return tuple(
+            types.float64 if declared.get(name) == "float" and isinstance(kind, types.Integer) else kind
+            for name, kind in zip(self.py_func.__code__.co_varnames, given, strict=False)
+        )
+
+    def _compile(self, sig: Any) -> Any:
         """Compile it, and what it uses of numba's own functions as inner kernels; garbage is left to lie meanwhile."""
         outermost = gc.isenabled()
         if outermost:

@@ -242,9 +242,12 @@ class Demands:
         return np.asarray(demand_of(self.least, job, role)[:, SIZED])
 
     def given(self, amounts: Floats, job: Ints, role: Ints) -> Amounts:
-        """Return amounts of rows, (P, 2), as a placement has them: NaN where they are what was declared."""
+        """Return amounts of rows, (P, 2), as a placement has them: NaN where they are what was declared.
+
+        Each column lies in one piece, as kernels expect it.
+        """
         declared = demand_of(self.table, job, role)[:, SIZED]
-        return np.where(amounts == declared, np.nan, floored(amounts)).astype(np.float32)
+        return np.where(amounts == declared, np.nan, floored(amounts)).astype(np.float32, order="F")
 
     def raised(self, left: Floats, job: Ints, role: Ints, group: Ints, count: Ints) -> Floats:
         """Return cores and memory of each task of some rows, (P, 2), the rows of a job next to each other.

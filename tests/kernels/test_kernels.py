@@ -60,6 +60,16 @@ def test_an_inner_kernel_that_python_calls_is_compiled_for_it():
     assert columns.steps.tolist() == [2]
 
 
+@kernel
+def _half(x: float, n: int) -> float:
+    return x / 2 + n
+
+
+def test_a_whole_number_for_a_floating_point_parameter_compiles_nothing_more():
+    assert [_half(each, 1) for each in (3, 3.5, np.int32(3))] == [2.5, 2.75, 2.5]
+    assert len(_half.signatures) == 1
+
+
 PROGRAM = """
 from typing import NamedTuple
 import numpy as np

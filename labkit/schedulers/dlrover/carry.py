@@ -54,7 +54,8 @@ class CarriedRoom:
         if len(running.cpus):
             self._amounts: Floats = np.column_stack([running.cpus, running.memory_gb]).astype(np.float64)
         else:
-            self._amounts = self._demand[running.role, running.job[running.row_job()]][:, [CPUS, MEMORY_GB]]
+            declared = self._demand[running.role, running.job[running.row_job()]]
+            self._amounts = np.column_stack([declared[:, CPUS], declared[:, MEMORY_GB]])
 
     def take(self, placement: Placement) -> None:
         """Let other jobs, which wait, have the tasks of a placement, as they declare them."""
@@ -83,7 +84,8 @@ class CarriedRoom:
         must be given as a whole.
         """
         kinds, amounts = self._wanted(job, plan)
-        given = _carry(self.trial.book, *self.rows(job), kinds, amounts, self._demand[:, job], whole)
+        declared = np.ascontiguousarray(self._demand[:, job])
+        given = _carry(self.trial.book, *self.rows(job), kinds, amounts, declared, whole)
         if not len(given[0]):
             return None
         self._changed[job] = given[:2]
