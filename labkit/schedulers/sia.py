@@ -107,7 +107,9 @@ class Sia:
         goodput *= np.where(restarts, before.restarted(snapshot, penalty_s=self.penalty_s)[:, None, None], 1.0)
         most = before.most_workers(snapshot, grow=self.grow)[:, None, None]
         allowed = possible & (numbers <= most) | present & possible.any(axis=(1, 2), keepdims=True)
-        cost = np.where(allowed, np.minimum(np.round(goodput**self.power, 2), HIGHEST_COST), np.inf)
+        with np.errstate(divide="ignore"):  # a gang of no goodput, as of a job that only restarts, costs most
+            costs = np.minimum(np.round(goodput**self.power, 2), HIGHEST_COST)
+        cost = np.where(allowed, costs, np.inf)
         gangs = self._gangs(snapshot, numbers, self._chosen(cost, takes), present=present, possible=possible)
         answer = place(self.placer, snapshot, gangs)
         self._history.keep(before.with_answer(answer))
