@@ -318,9 +318,8 @@ def test_files_arrive_whole_with_their_mode_and_replace_what_was_there(up, fleet
 
 
 def test_files_come_back_one_per_host(up, fleet, tmp_path):
-    fleet.run(
-        ["sh", "-c", 'mkdir -p .labkit/out; head -c 300000 /dev/zero | tr "\\0" "$1" >".labkit/out/a b"', "sh", "x"]
-    )
+    script = 'umask 077; mkdir -p .labkit/out; head -c 300000 /dev/zero | tr "\\0" "$1" >".labkit/out/a b"'
+    fleet.run(["sh", "-c", script, "sh", "x"])
     answers = fleet.get("out/a b", tmp_path / "got")
     assert [row.stdout for row in answers] == [str(tmp_path / "got" / f"h{i}" / "a b") for i in range(4)]
     assert {Path(row.stdout).read_bytes() for row in answers} == {b"x" * 300000}
@@ -399,7 +398,7 @@ def test_what_a_killed_receiver_left_goes_with_the_next_copy_or_with_gc_and_noth
         assert len(parts()) == 1
 
     with asked(bed) as fleet:
-        fleet.run(["mkdir", "-p", ".labkit/killed"], only=["h0"]).checked()
+        fleet.run(["sh", "-c", "umask 077; mkdir -p .labkit/killed"], only=["h0"]).checked()
         for name in foreign:
             (place / name).write_text("mine")
         kill_a_receiver()

@@ -138,6 +138,7 @@ def test_hosts_that_do_not_answer_or_show_another_key_are_named_under_fetch(bed,
             assert "no program" in rows["h3"].did
     assert not tree(tmp_path / "runs")
     with Fleet(replace(bed, machines=(*machines, bed["h0"]), known_hosts=tmp_path / "known")) as fleet:
+        (up.home("h0") / ".labkit").mkdir(mode=0o700, exist_ok=True)
         (up.home("h0") / ".labkit/runs/seen").mkdir(parents=True, exist_ok=True)
         (up.home("h0") / ".labkit/runs/seen/run.json").write_text("{}")
         rows = fetch(fleet, "seen", runs=tmp_path / "runs")

@@ -117,7 +117,6 @@ class CheckpointCache:
         if copy is None:
             return ""
         there = f"incoming/{self._run}-{task}.tar"
-        self._fleet.run(["mkdir", "-p", machine.path("incoming")], only=[machine.name]).checked()
         self._fleet.put(copy, there, only=[machine.name]).checked()
         return there
 
