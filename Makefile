@@ -20,9 +20,8 @@ demo: .venv/.with-base  ## compare schedulers on a small trace, train three jobs
 	@$(MAKE) --no-print-directory $(DEMO)
 	@$(BIN)/labkit demo --no-table
 
-# Some tests wait for something: three workers, and the notebooks beside them, keep two cores busy. With more, each finds
-# less in its core's cache. Threads within one would wait for each other, spinning.
-WORKERS ?= 3
+# Many tests wait for something: four workers keep two cores busy. Threads within one would wait for each other, spinning.
+WORKERS ?= 4
 # Fork servers stay for some minutes without work: each new one imports torch.
 AROUND := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 LABKIT_FORK_SERVER_IDLE_S=300
 # Notebooks that set up machines, or solve for minutes.
