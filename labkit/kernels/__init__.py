@@ -54,7 +54,7 @@ class _Kernel(CPUDispatcher):
         """Return types with whole numbers as floating-point numbers where a parameter is declared so."""
         declared = self.py_func.__annotations__
         return tuple(
-            types.float64 if declared.get(name) == "float" and isinstance(kind, types.Integer) else kind
+            types.float64 if declared.get(name) in ("float", float) and isinstance(kind, types.Integer) else kind
             for name, kind in zip(self.py_func.__code__.co_varnames, given, strict=False)
         )
 
