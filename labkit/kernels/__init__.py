@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import numba
 from numba.core import types
@@ -29,13 +29,15 @@ from labkit.kernels.store import Cache
 __all__ = ["by_reference", "inner", "kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+FLOAT: Final = ("float", float)
+"""How a parameter is declared as a floating-point number, with annotations as text or not."""
 
 
 class _Kernel(CPUDispatcher):
     """A kernel that is compiled once for all numbers that it may be called with.
 
     numba would compile it for each constant, and for each size of an integer, among its arguments, and again where
-    Python passes 3600 in place of 3600.0.
+    Python passes 3600 for a parameter that is declared as `float`.
     """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
@@ -51,11 +53,12 @@ class _Kernel(CPUDispatcher):
         return entry
 
     def _declared(self, given: tuple[types.Type, ...]) -> tuple[types.Type, ...]:
-        """Return types with whole numbers as floating-point numbers where a parameter is declared so."""
-        declared = self.py_func.__annotations__
+        """Return the types as which arguments are passed: as `_plain`, and float64 where a parameter is declared so."""
+        code, declared = self.py_func.__code__, self.py_func.__annotations__
+        floats = {i for i, name in enumerate(code.co_varnames[: code.co_argcount]) if declared.get(name) in FLOAT}
         return tuple(
-            types.float64 if declared.get(name) in ("float", float) and isinstance(kind, types.Integer) else kind
-            for name, kind in zip(self.py_func.__code__.co_varnames, given, strict=False)
+            types.float64 if i in floats and isinstance(kind, types.Integer) else _plain(kind)
+            for i, kind in enumerate(given)
         )
 
     def _compile(self, sig: Any) -> Any:

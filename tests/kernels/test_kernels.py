@@ -67,6 +67,7 @@ def _half(x: float, n: int) -> float:
 
 def test_a_whole_number_for_a_floating_point_parameter_compiles_nothing_more():
     assert [_half(each, 1) for each in (3, 3.5, np.int32(3))] == [2.5, 2.75, 2.5]
+    assert [_half(3.5, each) for each in (np.int8(1), np.int32(2))] == [2.75, 3.75]
     assert len(_half.signatures) == 1
 
 
