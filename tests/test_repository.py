@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -210,8 +211,8 @@ def test_a_python_that_will_not_do_is_told_in_one_line(checkout, program, said):
 @pytest.mark.parametrize("fails", ["", "check", "pythons", "test"])
 def test_ci_runs_the_checks_and_the_tests_and_fails_with_each_of_them(tmp_path, fails):
     """What the tests print comes last."""
-    script = ROOT / ".ci" / "run"
-    assert script.stat().st_mode & 0o111
+    (tmp_path / ".ci").mkdir()
+    script = shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")  # there is no .venv, whose pytest would collect
     make = tmp_path / "make"
     make.write_text(
         f'#!/bin/sh\necho "$1" >> {tmp_path}/made\n[ "$1" != test ] || echo summary\n[ "$1" != "{fails}" ]\n'

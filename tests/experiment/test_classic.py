@@ -140,8 +140,8 @@ def differs(seed: int) -> bool:
     return told[0] != told[1] or left[0] != left[1] or len(n) != 1
 
 
-def test_a_hundred_random_cases_are_the_same_on_both_paths() -> None:
-    assert [seed for seed in (*range(100), 2461) if differs(seed)] == []
+def test_fifty_random_cases_are_the_same_on_both_paths() -> None:
+    assert [seed for seed in (*range(50), 2461) if differs(seed)] == []
 
 
 def test_ten_thousand_random_cases_are_the_same_on_both_paths() -> None:
