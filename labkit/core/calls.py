@@ -44,12 +44,14 @@ def read_call(text: str, *, thing: str, expected: str, words: bool = False) -> C
     thing, expected : str
         What it is, and what it should look like, for the error.
     words : bool
-        Take a bare word, such as the name of a placer, as text.
+        Take a bare word, such as the name of a placer, as text, and inf as the number.
 
     Examples
     --------
     >>> read_call("drf(placer=pack)", thing="scheduler", expected="a name", words=True)
     Call(name='drf', args=[], options={'placer': 'pack'})
+    >>> read_call("las(promote=inf)", thing="scheduler", expected="a name", words=True).options
+    {'promote': inf}
     >>> read_call("mine:First(k=2)", thing="scheduler", expected="a name").name
     'mine:First'
     """
@@ -92,7 +94,7 @@ def _bounded(text: str) -> str:
 
 def _literal(node: ast.expr, *, words: bool) -> Any:
     if words and isinstance(node, ast.Name):
-        return node.id
+        return math.inf if node.id == "inf" else node.id
     found = ast.literal_eval(node)
     if found in INFINITE:
         raise ValueError

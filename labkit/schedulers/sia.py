@@ -107,9 +107,9 @@ class Sia:
         goodput *= np.where(restarts, before.restarted(snapshot, penalty_s=self.penalty_s)[:, None, None], 1.0)
         most = before.most_workers(snapshot, grow=self.grow)[:, None, None]
         allowed = possible & (numbers <= most) | present & possible.any(axis=(1, 2), keepdims=True)
+        cost = np.full(allowed.shape, np.inf)
         with np.errstate(divide="ignore"):  # a gang of no goodput, as of a job that only restarts, costs most
-            costs = np.minimum(np.round(goodput**self.power, 2), HIGHEST_COST)
-        cost = np.where(allowed, costs, np.inf)
+            cost[allowed] = np.minimum(np.round(goodput[allowed] ** self.power, 2), HIGHEST_COST)
         gangs = self._gangs(snapshot, numbers, self._chosen(cost, takes), present=present, possible=possible)
         answer = place(self.placer, snapshot, gangs)
         self._history.keep(before.with_answer(answer))
@@ -237,7 +237,9 @@ def _shares(snapshot: Snapshot, numbers: Ints) -> Floats:
     np.add.at(total, cluster.group_type[there], cluster.capacity[there])
     servers = jobs.requested_ps[:, None] * jobs.ps_demand
     asked = numbers[:, None] * jobs.worker_demand[:, None, :] + servers[:, None, :]  # (J, S, R)
-    asked, offered = asked[:, None], total[:, None, :]
-    share = np.where(asked > 0, np.inf, 0.0) + np.zeros_like(offered)
-    np.divide(asked, offered, out=share, where=np.broadcast_to(offered > 0, share.shape))
-    return np.asarray(share.max(axis=3))
+    shares = np.zeros((len(jobs), len(total), len(numbers)))
+    for each, offered in zip(np.moveaxis(asked, 2, 0)[:, :, None], total.T[:, :, None], strict=True):
+        share = np.broadcast_to(np.where(each > 0, np.inf, 0.0), shares.shape).copy()
+        np.divide(each, offered, out=share, where=offered > 0)
+        np.maximum(shares, share, out=shares)
+    return shares

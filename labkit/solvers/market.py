@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from labkit.core.resources import Floats, Ints
+from labkit.core.resources import Bools, Floats, Ints
 from labkit.kernels import kernel
 
 SLACK: Final = 1e-9
@@ -41,17 +41,18 @@ def by_price(cost: Floats, takes: Floats, *, budget: float, pool: Ints | None = 
     prices = np.zeros(n_pools)
     below, found = prices.copy(), np.zeros(len(cost), np.int64)
     more, left = found.copy(), prices.copy()
-    buy(cost, takes, pool, prices, budget + SLACK, found, left)
+    settled = np.zeros(len(cost), np.bool_)
+    buy(cost, takes, pool, prices, budget + SLACK, settled, found, left)
     rounds = 0
     while len(over := np.flatnonzero(left < 0)):
         below[:] = prices
         for each in over.tolist():
             below[each] = clear(cost, takes, pool, prices, budget + SLACK, found, left, each)
             prices[each] *= 1 + rounds / 100  # pools that outbid each other end sooner
-        buy(cost, takes, pool, prices, budget + SLACK, found, left)
+        buy(cost, takes, pool, prices, budget + SLACK, settled, found, left)
         rounds += 1
     if rounds:
-        buy(cost, takes, pool, below, budget, more, prices)
+        buy(cost, takes, pool, below, budget, settled, more, prices)
         _exchange(cost, takes, pool, found, more, left)
         spend(cost, takes, pool, found, left)
     return np.take_along_axis(open_first, found[:, None], axis=1)[:, 0]
@@ -71,17 +72,25 @@ def _exchange(cost: Floats, takes: Floats, pool: Ints, chosen: Ints, more: Ints,
 
 
 @kernel
-def buy(cost: Floats, takes: Floats, pool: Ints, prices: Floats, budget: float, chosen: Ints, left: Floats) -> None:
-    """Write the best choice of each row at some prices, the first of equals, and what that leaves of each pool."""
+def buy(
+    cost: Floats, takes: Floats, pool: Ints, prices: Floats, budget: float, settled: Bools, chosen: Ints, left: Floats
+) -> None:
+    """Write the best choice of each row at some prices, the first of equals, and what that leaves of each pool.
+
+    `settled` rows keep their choice.
+    """
     for t in range(len(left)):
         left[t] = budget
     for j in range(cost.shape[0]):
         best, at = np.inf, 0
-        for k in range(cost.shape[1]):
-            if cost[j, k] < np.inf:
-                here = cost[j, k] + prices[pool[j, k]] * takes[j, k]
-                if here < best:
-                    best, at = here, k
+        if settled[j]:
+            at = chosen[j]
+        else:
+            for k in range(cost.shape[1]):
+                if cost[j, k] < np.inf:
+                    here = cost[j, k] + prices[pool[j, k]] * takes[j, k]
+                    if here < best:
+                        best, at = here, k
         chosen[j] = at
         left[pool[j, at]] -= takes[j, at]
 
@@ -90,21 +99,33 @@ def buy(cost: Floats, takes: Floats, pool: Ints, prices: Floats, budget: float, 
 def clear(
     cost: Floats, takes: Floats, pool: Ints, prices: Floats, budget: float, chosen: Ints, left: Floats, at: int
 ) -> float:
-    """Raise the price of pool `at` until it is not overdrawn, and no more; return about the largest at which it is."""
+    """Raise the price of pool `at` until it is not overdrawn, and no more; return about the largest at which it is.
+
+    A row that chooses the same at two prices does so at all prices between them: costs are straight lines of a price.
+    """
+    settled = np.zeros(len(chosen), np.bool_)
     low, high = prices[at], prices[at] + 1.0
+    buy(cost, takes, pool, prices, budget, settled, chosen, left)
+    below = chosen.copy()
     prices[at] = high
-    buy(cost, takes, pool, prices, budget, chosen, left)
+    buy(cost, takes, pool, prices, budget, settled, chosen, left)
     while left[at] < 0:
+        below[:] = chosen
         low, high = high, 4 * high
         prices[at] = high
-        buy(cost, takes, pool, prices, budget, chosen, left)
+        buy(cost, takes, pool, prices, budget, settled, chosen, left)
+    above = chosen.copy()
     for _ in range(HALVINGS):
+        for j in range(len(chosen)):
+            settled[j] = below[j] == above[j]
         prices[at] = (low + high) / 2
-        buy(cost, takes, pool, prices, budget, chosen, left)
+        buy(cost, takes, pool, prices, budget, settled, chosen, left)
         if left[at] < 0:
             low = prices[at]
+            below[:] = chosen
         else:
             high = prices[at]
+            above[:] = chosen
     prices[at] = high
     return float(low)
 

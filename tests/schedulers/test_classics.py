@@ -262,6 +262,8 @@ def test_options_may_stand_in_the_name() -> None:
     assert make("drf").placer == ByNetwork(networked=Even(), otherwise=Pack())
     assert make("drf(placer=pack)") == make("drf(placer='pack')") == make("drf", placer="pack") == Drf(placer=Pack())
     assert make("optimus", look_ahead=np.int64(2)).look_ahead == 2
+    assert make("las(promote=inf)") == make("las")
+    assert make("sia(grow=inf)").grow == np.inf
 
 
 @pytest.mark.parametrize(
