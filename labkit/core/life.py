@@ -134,6 +134,8 @@ class Context:
     next one. inf: a decision is due at events, too."""
     holds: tuple[Hold, ...] = ()
     """What reservations will keep from jobs, for schedulers that plan ahead."""
+    phased: bool = True
+    """Whether what `measure` shows may depend on the steps that a job has done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

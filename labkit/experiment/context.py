@@ -62,6 +62,7 @@ def context(
         interference=interference,
         slot_s=slot_s,
         holds=holds,
+        phased=isinstance(speed, PhaseModel),
     )
 
 

@@ -36,7 +36,7 @@ class Sia:
     present configuration are multiplied by max(age - restarts x `penalty_s`, 0) / (age + `penalty_s`), so that young
     and restless jobs stay; a job may have twice as many workers as it ever had. Goodput is measured before the run on
     each type, packed and without error, which makes it an oracle (Sia profiles one worker on each type, and fits the
-    rest), and anew when a job has another speed than was measured.
+    rest), and anew where speeds change as a job progresses, when they do.
 
     Sia solves an integer program in each round. This finds configurations by one price for GPUs of each type, in the
     median within 1% of that program's sum on random jobs; largest gangs are placed first, by a placer.
@@ -132,11 +132,15 @@ class Sia:
         return np.where(known, measured / slowest, UNKNOWN_GOODPUT)
 
     def _measured(self, snapshot: Snapshot, numbers: Ints, job: int, speed: float, at: int) -> Floats:
-        """Return steps/s of each configuration, (T, S); it is measured again where a job is not as fast as expected."""
+        """Return steps/s of each configuration, (T, S).
+
+        Where speeds change as a job progresses, it is measured again when the job is not as fast as expected.
+        """
         before = self._goodput.get(job)
         if before is not None:
             known_speed, measured = before
-            if not speed > 0 or speed == known_speed or abs(measured.flat[at] - speed) <= NEARLY * speed:
+            phased = self._context is not None and self._context.phased
+            if not phased or not speed > 0 or speed == known_speed or abs(measured.flat[at] - speed) <= NEARLY * speed:
                 return measured
         table = snapshot.table
         found = np.zeros((len(snapshot.cluster.device_types), len(numbers)))

@@ -66,8 +66,8 @@ class Pollux:
     The speed-up of a job is its goodput over that with an equal share of the cluster. One whose workers change is
     multiplied by max(age - restarts x `penalty_s`, 0) / (age + `penalty_s`), so that young and restless jobs stay as
     they are. A job may have twice as many workers as it ever had. Goodput of a number of workers is measured before the
-    run, packed and without error, which makes it an oracle (Pollux fits a model to what it observes), and anew when the
-    speed of a job changes: with `labkit.speed.goodput` a job also chooses its batch.
+    run, packed and without error, which makes it an oracle (Pollux fits a model to what it observes), and anew where
+    the speed of a job changes as it progresses: with `labkit.speed.goodput` a job also chooses its batch.
 
     Pollux searches placements with a genetic algorithm. This finds the numbers of workers by one price for GPUs, which
     is as good as the best where speed-ups are concave and one job's step off where they are not; a placer packs them.
@@ -158,11 +158,12 @@ class Pollux:
         return np.maximum(factor, np.where(snapshot.jobs.running, 0.0, LEAST_OF_WAITING))
 
     def _curve(self, snapshot: Snapshot, j: int) -> Floats:
-        """Return goodput by number of workers, (K,), measured again when a job's speed with its gang has changed."""
+        """Return goodput by number of workers, (K,), measured again where a job's speed changes as it progresses."""
         jobs = snapshot.jobs
         job, speed, n = int(jobs.number[j]), float(jobs.speed[j]), int(jobs.n_workers[j])
         known = self._curves.get(job)
-        if known is not None and (not speed > 0 or (known[0], known[1]) == (speed, n)):
+        phased = self._context is not None and self._context.phased
+        if known is not None and (not phased or not speed > 0 or (known[0], known[1]) == (speed, n)):
             return known[2]
         most = int(min(max(snapshot.table.max_workers[job], snapshot.table.n_workers[job]), 4 * MOST_WORKERS))
         workers = np.arange(most + 1, dtype=np.int32)
