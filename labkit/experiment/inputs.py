@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
@@ -39,7 +41,9 @@ class Inputs:
     schedulers: Mapping[str, str | bytes]
     """Label -> a name, or a scheduler of a user's own, pickled: each cell has a fresh one."""
     files: Mapping[str, bytes]
-    """Path as it was typed -> what it held."""
+    """Path as it was typed -> what it held; of a folder, its tables as a ZIP archive."""
+    folders: frozenset[str] = frozenset()
+    """The paths among them that are folders."""
 
     @classmethod
     def of(cls, grid: Grid) -> Inputs:
@@ -54,7 +58,8 @@ class Inputs:
             named = [name for name in grid.axes.get(axis, ()) if name is not None] if option.may_be_file else []
             paths += [str(name) for name in named if axis in ALWAYS_FILES or Path(str(name)).is_file()]
             paths += [str(name) for name in named if axis == "interference" and is_file(name)]
-        made = cls(traces, schedulers, {path: _contents(path) for path in dict.fromkeys(paths)})
+        folders = frozenset(path for path in paths if Path(path).is_dir())
+        made = cls(traces, schedulers, {path: _contents(path) for path in dict.fromkeys(paths)}, folders)
         for name in grid.axes["cluster"]:
             if name is not None:
                 made.cluster(str(name))
@@ -117,13 +122,16 @@ class Inputs:
 
     @contextmanager
     def file(self, path: str) -> Iterator[Path]:
-        """Lend a file with the contents that the sweep began with, on any host."""
-        if Path(path).is_file() and Path(path).read_bytes() == self.files[path]:
+        """Lend a file, or a folder, with the contents that the sweep began with, on any host."""
+        if Path(path).exists() and _contents(path) == self.files[path]:
             yield Path(path)
             return
         with TemporaryDirectory(prefix="labkit-") as folder:
             copy = Path(folder) / Path(path).name
-            copy.write_bytes(self.files[path])
+            if path in self.folders:
+                ZipFile(BytesIO(self.files[path])).extractall(copy)
+            else:
+                copy.write_bytes(self.files[path])
             yield copy
 
     def meanings(self, grid: Grid) -> dict[str, str]:
@@ -142,6 +150,13 @@ def _trace(what: str) -> str | Jobs:
 
 
 def _contents(path: str) -> bytes:
+    """Return what a file holds, or the tables of a folder of measurements: an archive of their names and contents."""
+    if Path(path).is_dir():
+        packed = BytesIO()
+        with ZipFile(packed, "w") as archive:
+            for file in sorted(Path(path).glob("*/*.csv")):
+                archive.writestr(ZipInfo(file.relative_to(path).as_posix()), file.read_bytes())
+        return packed.getvalue()
     refuse_unreadable(path, expected="a file")
     try:
         return Path(path).read_bytes()

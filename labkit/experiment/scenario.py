@@ -79,7 +79,7 @@ def _option(default: Any, help: str, kind: type = str, **more: Any) -> Any:
 
 
 SPEEDS: Final = (
-    "Speed model: auto, bottleneck, dl2, flops (a guess), gavel, measured, step-time, recorded, or your own: "
+    "Speed model: auto, bottleneck, dl2, flops (a guess), gavel, goodput, measured, step-time, recorded, or your own: "
     "file.py:Class."
 )
 USED: Final = "With --period: "
@@ -126,8 +126,8 @@ class Scenario:
         may_be_file=True,
     )  # fmt: skip
     throughputs: str | Path | None = _option(
-        None, "Measured speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; or a table by (PSs, "
-        "workers).",
+        None, "Measured speeds: a CSV by model, gpus and type, or by type alone; Gavel's JSON; a table by (PSs, "
+        "workers); or the folder of Pollux' measurements.",
         Path,
         may_be_file=True,
     )  # fmt: skip

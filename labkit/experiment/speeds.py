@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +20,10 @@ from labkit.speed.profiled import ProfiledSpeed
 from labkit.workloads.named_traces import located
 from labkit.workloads.own_speeds import TypeSpeeds, guessed_speeds, in_steps, is_speeds, read_speeds
 
-KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "measured", "profiled", "recorded", "step-time")
+if TYPE_CHECKING:
+    from labkit.speed.goodput import Application
+
+KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "goodput", "measured", "profiled", "recorded", "step-time")
 
 
 def speed_model(
@@ -39,14 +45,17 @@ def speed_model(
         (PS, workers), read from `throughputs`. "dl2": functions fitted to DL2's table. "profiled": a testbed's profile,
         read from `throughputs`. "step-time": computation and communication over the network.
         "bottleneck": DLRover's models on CPU cores, for asynchronous jobs with servers.
-        "recorded": the trace's own durations. "auto": the first of gavel, dl2, bottleneck, step-time and recorded that
-        knows all models and device types, dl2 only for jobs whose steps are samples, as in DL2's traces; measured where
-        `throughputs` is not JSON, and gavel where it is a CSV of speeds by type. "flops": a guess, recorded durations
-        scaled by the published FLOPS of device types. `package.module:Name`, or the name of an
-        entry point of the group `labkit.speeds`: what that returns when it is called with jobs and cluster.
+        "goodput": Pollux' measurements, a folder in `throughputs`: jobs train to the end of their application, and
+        choose their batch. "recorded": the trace's own durations. "auto": the first of gavel, dl2, bottleneck,
+        step-time and recorded that knows all models and device types, dl2 only for jobs whose steps are samples, as in
+        DL2's traces; measured where `throughputs` is not JSON, gavel where it is a CSV of speeds by type, and goodput
+        where it is a folder. "flops": a guess, recorded durations scaled by the published FLOPS of device types.
+        `package.module:Name`, or the name of an entry point of the group `labkit.speeds`: what that returns when it is
+        called with jobs and cluster.
     throughputs : path, optional
-        Gavel's JSON, a table of measured speeds, a CSV of speeds by type, or a testbed's profile; or the name of public
-        ones that were fetched, as gavel-throughputs or dl2-speeds.
+        Gavel's JSON, a table of measured speeds, a CSV of speeds by type, a testbed's profile, or the folder
+        simulator/traces of Pollux' artifact; or the name of public ones that were fetched, as gavel-throughputs or
+        dl2-speeds.
     strict : bool
         Refuse throughputs that would have to be estimated.
     interference : Level, optional
@@ -110,14 +119,8 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
         return _by_type(kind, jobs, cluster, throughputs, strict=strict)
     if kind == "dl2":
         return _fitted(jobs, cluster, throughputs, strict=strict)
-    if kind == "measured":
-        from labkit.speed.measured import MeasuredSpeed, SpeedTable
-
-        if throughputs is None:
-            raise InputError("speed model 'measured' needs a table of speeds; give it with --throughputs FILE.")
-        return MeasuredSpeed(jobs, cluster, table=SpeedTable.read(throughputs))
-    if kind == "profiled":
-        return _profiled(jobs, cluster, throughputs)
+    if kind in ("goodput", "measured", "profiled"):
+        return _read(kind, jobs, cluster, throughputs)
     if kind == "step-time":
         from labkit.speed.step_time import step_time
 
@@ -129,6 +132,23 @@ def _labkits(kind: str, jobs: Jobs, cluster: Cluster, *, throughputs: str | Path
     from labkit.speed.recorded import Recorded
 
     return Recorded(jobs, cluster)
+
+
+def _read(kind: str, jobs: Jobs, cluster: Cluster, path: str | Path | None) -> SpeedModel:
+    """Return a speed model of what was measured, which a file or a folder tells."""
+    if kind == "profiled":
+        return _profiled(jobs, cluster, path)
+    if kind == "goodput":
+        from labkit.speed.goodput import Goodput, in_progress
+
+        applications = _applications(path)
+        jobs, batch = in_progress(jobs, applications)
+        return Goodput(jobs, cluster, applications=applications, batch=batch)
+    from labkit.speed.measured import MeasuredSpeed, SpeedTable
+
+    if path is None:
+        raise InputError("speed model 'measured' needs a table of speeds; give it with --throughputs FILE.")
+    return MeasuredSpeed(jobs, cluster, table=SpeedTable.read(path))
 
 
 def _by_type(kind: str, jobs: Jobs, cluster: Cluster, throughputs: str | Path | None, *, strict: bool) -> SpeedModel:
@@ -154,7 +174,11 @@ def type_speeds(jobs: Jobs, cluster: Cluster, *, kind: str, throughputs: str | P
 
 
 def with_steps(jobs: Jobs, cluster: Cluster, *, kind: str, throughputs: str | Path | None) -> tuple[Jobs, str]:
-    """Return jobs whose steps suit speeds in steps/s by type, and what is to be said of it: `in_steps`."""
+    """Return jobs whose steps suit measured speeds, and what is to be said of it: `in_steps`, `in_progress`."""
+    if kind == "goodput" or (kind == "auto" and _is_folder(throughputs)):
+        from labkit.speed.goodput import in_progress
+
+        return in_progress(jobs, _applications(throughputs))[0], "jobs train to the end of their application"
     by_type = type_speeds(jobs, cluster, kind=kind, throughputs=throughputs)
     return (jobs, "") if by_type is None else in_steps(jobs, by_type)
 
@@ -206,6 +230,8 @@ def _profiled(jobs: Jobs, cluster: Cluster, path: str | Path | None) -> SpeedMod
 def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> str:
     """Return the kind of speed model that knows these jobs."""
     if throughputs is not None:
+        if _is_folder(throughputs):
+            return "goodput"
         if not str(throughputs).endswith(".json"):
             return "gavel" if is_speeds(throughputs) else "measured"
         return "profiled" if _is_profile(throughputs) else "gavel"
@@ -220,6 +246,28 @@ def _fitting(jobs: Jobs, cluster: Cluster, throughputs: str | Path | None) -> st
         return "bottleneck"
     distributed = (jobs.max_ps > 0).any() or np.isnan(jobs.duration_s).any()
     return "step-time" if distributed and all(_in_catalogue(name) for name in jobs.models) else "recorded"
+
+
+def _is_folder(path: str | Path | None) -> bool:
+    return path is not None and Path(path).is_dir()
+
+
+def _applications(folder: str | Path | None) -> Mapping[str, Application]:
+    """Return what was measured of Pollux' applications; read once as long as the files stay as they are."""
+    if folder is None or not Path(folder).is_dir():
+        raise InputError(
+            f"speed model 'goodput' needs a folder of measurements, and has {folder or 'none'}; give --throughputs "
+            "adaptdl/simulator/traces (git clone --branch osdi21-artifact https://github.com/petuum/adaptdl)."
+        )
+    files = sorted(Path(folder).glob("*/*.csv"))
+    return _read_applications(str(folder), tuple((str(file), file.stat().st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=1)
+def _read_applications(folder: str, stamps: tuple[tuple[str, int], ...]) -> Mapping[str, Application]:  # noqa: ARG001
+    from labkit.speed.goodput import read_applications
+
+    return read_applications(folder)
 
 
 def _is_profile(path: str | Path | None) -> bool:

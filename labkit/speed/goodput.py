@@ -245,14 +245,12 @@ class Goodput:
         interference: float = 0.0,
         round_s: float = 0.0,
     ) -> None:
-        if missing := set(jobs.models) - set(applications):
-            raise InputError(f"applications lack {sorted(missing)[0]!r}; expected those of {', '.join(jobs.models)}.")
+        self._of = _applications_of(jobs, applications)
         if not 0 <= interference < 1:
             raise InputError(f"interference is {interference}; expected a part of the speed, 0 to less than 1.")
         self.jobs, self.cluster, self.round_s = jobs, cluster, round_s
         self.batch = np.zeros(len(jobs)) if batch is None else np.asarray(batch, np.float64)
         self.local, self._interference = not interference, interference
-        self._of = [applications[name] for name in jobs.models]
         self._ends = np.full((len(self._of), max(len(each.progress) for each in self._of) + 1), np.inf)
         for row, each in zip(self._ends, self._of, strict=True):
             row[: len(each.progress)] = each.progress
@@ -341,6 +339,15 @@ def _crossed(where: list[dict[int, int]]) -> Floats:
     return np.array([float(any(times[machine] > 1 for machine in at)) for at in spread])
 
 
+def _applications_of(jobs: Jobs, applications: Mapping[str, Application]) -> list[Application]:
+    """Return the application of each model of jobs; InputError if one is missing."""
+    if missing := sorted(set(jobs.models) - set(applications)):
+        raise InputError(
+            f"no goodput of '{missing[0]}' was measured; known applications: {', '.join(applications) or 'none'}."
+        )
+    return [applications[name] for name in jobs.models]
+
+
 def read_applications(folder: str | Path) -> dict[str, Application]:
     """Return Pollux' applications by name, from `simulator/traces` of its artifact [1]_, which is to be fetched.
 
@@ -349,6 +356,36 @@ def read_applications(folder: str | Path) -> dict[str, Application]:
     .. [1] github.com/petuum/adaptdl, branch osdi21-artifact; Apache-2.0.
     """
     return {name: Application.read(Path(folder) / name) for name in EPOCHS}
+
+
+def in_progress(jobs: Jobs, applications: Mapping[str, Application]) -> tuple[Jobs, Floats]:
+    """Return jobs of these applications whose steps are progress to their end, and the batches that they keep, (N,).
+
+    Batch 0: a job chooses its own. Then it may have as many workers as its largest batch feeds, 64 at most; those of
+    `ncf` keep the largest, on one GPU, as Pollux has it. Steps that a trace counts, such as epochs, do not matter.
+
+    Raises
+    ------
+    InputError
+        If an application is missing.
+    """
+    of = _applications_of(jobs, applications)
+    fixed = np.array([each.name == "ncf" for each in of])[jobs.model]
+    n_workers = np.where(fixed, 1, jobs.n_workers)
+    most = np.where(fixed, 1, np.array([_most_workers(each, each.batches[-1]) for each in of])[jobs.model])
+    steps = np.array([float(each.progress[-1]) for each in of])[jobs.model]
+    longer = steps / jobs.total_steps
+    changed = jobs.with_columns(
+        total_steps=steps, true_steps=jobs.true_steps * longer, steps_per_epoch=jobs.steps_per_epoch * longer,
+        samples_per_step=np.array([float(each.batches[0]) for each in of])[jobs.model],
+        n_workers=n_workers, max_workers=np.maximum(most, n_workers),
+    )  # fmt: skip
+    return changed, np.where(fixed, np.array([float(each.batches[-1]) for each in of])[jobs.model], 0.0)
+
+
+def _most_workers(of: Application, batch: float) -> int:
+    """Return how many workers each have at least their least batch."""
+    return min(MOST_WORKERS, int(batch // of.local[0]))
 
 
 def read_workload(
@@ -368,9 +405,9 @@ def read_workload(
     if adaptive:
         alone = rows.application == "ncf"
         rows = rows.assign(num_replicas=1, batch_size=np.where(alone, NCF_BATCH, 0.0))
-        most = np.where(alone, 1, [min(MOST_WORKERS, int(app.batches[-1] // app.local[0])) for app in of])
+        most = np.where(alone, 1, [_most_workers(app, app.batches[-1]) for app in of])
     else:
-        most = np.array([min(MOST_WORKERS, int(b // a.local[0])) for b, a in zip(rows.batch_size, of, strict=True)])
+        most = np.array([_most_workers(app, batch) for batch, app in zip(rows.batch_size, of, strict=True)])
     jobs = Jobs.of(
         name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(),
         arrival_s=rows.time.to_numpy(np.float64),

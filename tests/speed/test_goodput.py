@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
-from labkit import simulate
+from labkit import Grid, simulate, sweep
 from labkit.core import InputError, Jobs
 from labkit.experiment import Experiment
+from labkit.experiment.inputs import Inputs
 from labkit.schedulers import make
-from labkit.speed.goodput import Application, Goodput, packed, read_applications, read_workload
+from labkit.speed.goodput import EPOCHS, Application, Goodput, in_progress, packed, read_applications, read_workload
 from labkit.testing import check_speed_model
 from labkit.topology import no_network
 from labkit.topology.servers import Server
@@ -131,11 +134,79 @@ def test_a_workload_reads_its_gangs_and_batches(app, tmp_path):
     assert (jobs.n_workers[0], batch[0]) == (1, 0.0)
 
 
+@pytest.fixture
+def measurements(folder, tmp_path):
+    """Return a folder of all of Pollux' applications, which are alike."""
+    for name in EPOCHS:
+        shutil.copytree(folder, tmp_path / "traces" / name)
+    return tmp_path / "traces"
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "workload-1.csv"
+    rows = [f"bert-{i},{60 * i},bert,{i + 1},64" for i in range(4)] + ["ncf-0,30,ncf,4,64"]
+    path.write_text("\n".join(["name,time,application,num_replicas,batch_size", *rows]))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:no duration in the file")
+def test_a_workload_and_its_measurements_are_all_that_a_simulation_needs(measurements, workload):
+    """A folder of throughputs is one of goodput; jobs train to the end of their application, and choose their batch."""
+    applications = read_applications(measurements)
+    run = simulate(workload, cluster=NODES, throughputs=measurements, scheduler="srtf")
+    jobs, batch = in_progress(run.jobs, applications)
+    assert jobs.total_steps.tolist() == [float(applications[name].progress[-1]) for name in jobs.model_names()]
+    assert (jobs.n_workers.tolist(), jobs.max_workers.tolist()) == ([1, 1, 2, 3, 4], [16, 1, 16, 16, 16])
+    assert batch.tolist() == [0, 128, 0, 0, 0]
+    made = Goodput(jobs, NODES, applications=applications, batch=batch)
+    assert (
+        run.table["jct_s"].tolist()
+        == simulate(jobs, cluster=NODES, speed=made, scheduler="srtf").table["jct_s"].tolist()
+    )
+    assert "train to the end of their application" in str(run.info.config)
+
+
+@pytest.mark.filterwarnings("ignore:no duration in the file")
+def test_a_sweep_takes_a_folder_of_measurements_with_it(measurements, workload):
+    grid = Grid(schedulers=["srtf"], cluster="no_network(4)", trace=str(workload), throughputs=str(measurements))
+    one = sweep(grid, workers=0, progress=False)
+    assert one["mean_jct_s"].notna().all()
+    taken = Inputs.of(grid)
+    before = {file.relative_to(measurements): file.read_text() for file in measurements.glob("*/*.csv")}
+    (measurements / "bert" / "placements.csv").write_text("another one")
+    assert Inputs.of(grid).meanings(grid) != taken.meanings(grid)
+    with taken.file(str(measurements)) as copy:
+        assert {file.relative_to(copy): file.read_text() for file in copy.glob("*/*.csv")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"speed": "goodput"}, "'goodput' needs a folder of measurements, and has none; give --throughputs"),
+        (
+            {"speed": "goodput", "throughputs": "workload-1.csv"},
+            "needs a folder of measurements, and has workload-1.csv",
+        ),
+        ({"throughputs": "."}, r"bert has no placements.csv, scalability.csv and validation-\*.csv"),
+    ],
+)
+def test_what_a_simulation_of_goodput_lacks_is_told(options, told, workload, monkeypatch):
+    monkeypatch.chdir(workload.parent)
+    with pytest.raises(InputError, match=told):
+        simulate(workload, cluster=NODES, scheduler="srtf", **options)
+
+
+def test_jobs_of_which_no_goodput_was_measured_are_refused(measurements):
+    with pytest.raises(InputError, match="no goodput of 'inception-bn' was measured; known applications: bert, "):
+        simulate("demo", cluster="demo", throughputs=measurements, scheduler="srtf")
+
+
 def test_what_is_missing_is_named(app, tmp_path):
     with pytest.raises(InputError, match=r"has no placements.csv, scalability.csv and validation-\*.csv"):
         read_applications(tmp_path)
     jobs = jobs_of(app)
-    with pytest.raises(InputError, match="applications lack 'made'"):
+    with pytest.raises(InputError, match="no goodput of 'made' was measured; known applications: none"):
         Goodput(jobs, NODES, applications={})
     with pytest.raises(InputError, match="interference is 1"):
         Goodput(jobs, NODES, applications={"made": app}, interference=1.0)
