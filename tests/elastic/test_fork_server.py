@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -19,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from labkit.core.errors import InputError
+from labkit.elastic import start as begin_training
 from labkit.elastic.arguments import check_variables
+from labkit.elastic.controller.job_files import LOCK
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.forkserver import protocol as fork_protocol
 from labkit.elastic.forkserver.protocol import (
@@ -36,7 +40,7 @@ from labkit.elastic.forkserver.protocol import (
 from labkit.elastic.process.local_members import member_arguments, running
 from labkit.elastic.protocol.program import FILE as PROGRAM
 from labkit.elastic.protocol.program import Spec
-from labkit.system.proc import wait_for_end
+from labkit.system.proc import stat, wait_for_end
 from tests.hang import HANG_S
 
 MARK = "OF_THE_ORDER"
@@ -247,6 +251,36 @@ def test_children_outlive_kill_9_of_their_server_and_the_next_start_brings_anoth
     assert child.wait() is None  # no process knows how
     os.kill(next_one.pid, signal.SIGKILL)
     assert next_one.wait() == -signal.SIGKILL
+
+
+def mean_square(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_controller_is_forked_with_the_lock_of_its_job_and_another_follows_it_without_the_server(
+    folder, start, tmp_path, monkeypatch
+):
+    for name, value in environment(folder).items():
+        monkeypatch.setenv(name, value)
+    start("import sys; sys.exit(0)").wait()  # the server is ready from now on
+    model, home = torch.nn.Linear(4, 2), tmp_path / "trained"
+    data = torch.utils.data.TensorDataset(torch.ones(64, 4), torch.ones(64, 2))
+    steps = 1_000_000  # it is stopped before
+    with begin_training(model, data, mean_square, steps=steps, batch=16, servers=1, lr=0.1, folder=home) as training:
+        first = training.pid
+        server = stat(first).parent
+        assert server in servers(folder)
+        with (home / LOCK).open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        next(event for event in training.events() if event["event"] == "loss")
+        os.kill(server, signal.SIGKILL)
+        os.kill(first, signal.SIGKILL)  # nobody learns its exit code
+        assert training.status().phase in ("training", "taking_over")
+        assert training.pid != first
+        training.stop(save=True)
+        assert training.wait(timeout_s=HANG_S).version > 0
+    with (home / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_client_that_follows_another_hears_how_a_process_ends_or_has_ended(start):

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TextIO, TypeVar
+from typing import IO, Final, TextIO, TypeVar
 
 from labkit.core.errors import InputError
 from labkit.core.events import Cause
@@ -19,7 +20,7 @@ from labkit.elastic.controller.job_files import EVENTS, LOCK, LOCKED, JobConfig
 from labkit.elastic.errors import NoAnswerError, OverError
 from labkit.elastic.forkserver import client as forks
 from labkit.elastic.job_logs import read_events
-from labkit.elastic.process.causes import FAILED, LOOK_S, NO_MEMORY, Waking, of_exit
+from labkit.elastic.process.causes import FAILED, LOOK_S, NO_MEMORY, UNSEEN, Waking, of_exit
 from labkit.elastic.process.credentials import Secrets
 from labkit.elastic.process.local_members import end_members
 from labkit.elastic.protocol.messages.clients import ClientRequest, GetStatus, JobStatus
@@ -163,6 +164,7 @@ class ControllerSupervisor:
         self._lock = None if lock is None else os.dup(lock.fileno())
         self._config = JobConfig.load(folder)
         self.closing = False  # True: a controller that dies is not started again
+        self._code = 0  # of the last controller that ended
         self._process = self._start()
         threading.Thread(target=self._attend, name="controller", daemon=True).start()
 
@@ -174,7 +176,7 @@ class ControllerSupervisor:
     @property
     def cause(self) -> Cause:
         """Cause of the end of a controller that wrote no last event."""
-        return of_exit(self._process.returncode or 0)
+        return of_exit(self._code)
 
     def kill(self) -> None:
         """Kill the controller and the members of the job on this machine."""
@@ -182,29 +184,54 @@ class ControllerSupervisor:
         self._process.kill()
         end_members(self._folder)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        forks.prepare(os.environ)  # the fork server imports modules while the controller starts
-        held = [] if self._lock is None else [self._lock]
+    def _start(self) -> forks.ForkedProcess | subprocess.Popen[bytes]:
+        forks.prepare(os.environ)  # a fork server that is not there yet imports modules while the controller starts
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        env.update((LOCKED, str(fd)) for fd in held)
         with (self._folder / "controller.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "labkit.elastic.controller.process", str(self._folder)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-                env=env, pass_fds=held,
-            )  # fmt: skip
-        for fd in held:
-            os.truncate(fd, 0)
-            os.write(fd, f"{process.pid}\n".encode())  # `attach` finds it before it runs
+            return self._forked(env, log) or self._new(env, log)
+
+    def _note(self, pid: int) -> None:
+        """Write into the lock who has it, for `attach`."""
+        if self._lock is not None:
+            os.truncate(self._lock, 0)
+            os.write(self._lock, f"{pid}\n".encode())
+
+    def _forked(self, env: Mapping[str, str], log: IO[bytes]) -> forks.ForkedProcess | None:
+        """Start a controller through a fork server that is ready, with the lock as its stdin; None without one."""
+        if self._lock is None or self._secrets is not None:
+            return None
+        process = forks.started(self._line, env={**env, LOCKED: "0"}, log=log, wait=False, stdin=self._lock)
+        if process is not None:
+            self._note(process.pid)
+        return process
+
+    def _new(self, env: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a controller as a new interpreter, with its secrets in a pipe."""
+        held = {} if self._lock is None else {LOCKED: str(self._lock)}
+        process = subprocess.Popen(
+            self._line, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+            env={**env, **held}, pass_fds=[int(fd) for fd in held.values()],
+        )  # fmt: skip
+        self._note(process.pid)
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # type: ignore[union-attr]
             pipe.write(b"" if self._secrets is None else self._secrets.write())
         return process
+
+    @property
+    def _line(self) -> list[str]:
+        return [sys.executable, "-m", MODULE, str(self._folder)]
+
+    def _died(self) -> bool:
+        """Wait for the end of a controller; return whether another one is to take over."""
+        code = self._process.wait()
+        self._code = code if code is not None else 0 if is_over(self._folder) else UNSEEN
+        return self._code < 0 or self._code in (FAILED, NO_MEMORY)
 
     def _attend(self) -> None:
         """Wait for the end of the controller; start it again after a death, at most `JobConfig.restarts` times."""
         deaths: list[float] = []
         try:
-            while ((code := self._process.wait()) < 0 or code in (FAILED, NO_MEMORY)) and not self.closing:
+            while self._died() and not self.closing:
                 now_s = time.monotonic()
                 deaths = [when for when in deaths if when > now_s - self._config.restarts_within_s] + [now_s]
                 if len(deaths) > self._config.restarts:

@@ -468,7 +468,7 @@ def main(arguments: list[str]) -> None:
             os.set_inheritable(lock.fileno(), False)
             if not inherited:
                 _lock(lock, folder)
-            raw = b"" if sys.stdin is None else sys.stdin.buffer.read()
+            raw = b"" if sys.stdin is None or lock.fileno() == 0 else sys.stdin.buffer.read()
             fault.arm(folder, name="controller")
             ControllerProcess(folder, secrets=Secrets.read(raw) if raw else None).run()
         except JobFileError as error:

@@ -113,6 +113,12 @@ class ForkedProcess:
         with contextlib.suppress(OSError):  # it has been killed: `wait` returns its code
             self._sock.sendall(GO)
 
+    def kill(self) -> None:
+        """Kill the process, if it is still there."""
+        if self._handle is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
     def close(self) -> None:
         """Stop watching the process; it goes on."""
         self._settled = True
