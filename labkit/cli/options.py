@@ -7,13 +7,16 @@ import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
 from labkit.cli import help as cli_help
 from labkit.core.errors import InputError
 from labkit.experiment.scenario import DEFAULTS, FORMER, OPTIONS, Scenario, current
+
+if TYPE_CHECKING:
+    from labkit.results.record import RunRecord
 
 FILE: Final = "scenario_file"
 RUN: Final = "run.json"
@@ -82,7 +85,8 @@ def takes_scenario(*, trace: Any = Trace, machines: bool = False) -> Callable[[C
                         {name: typed[name] for name in typed if name != field or _is_typed(context, name)}
                         | {former: value}
                     )
-            return function(scenario=_scenario(file, typed), **words)
+            made, record = _scenario(file, typed)
+            return function(scenario=made, **words | _own_scheduler(context, words, record))
 
         signature = inspect.Signature([_parameter("context", typer.Context, inspect.Parameter.empty), *parameters])
         command.__signature__ = signature  # type: ignore[attr-defined]
@@ -129,18 +133,28 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
-def _scenario(file: Path | None, typed: dict[str, Any]) -> Scenario:
+def _own_scheduler(context: typer.Context, words: dict[str, Any], record: RunRecord | None) -> dict[str, str]:
+    """Return the scheduler of a run as an argument, for a command of one scheduler where none is typed."""
+    if record is None or "scheduler" not in words or _is_typed(context, "scheduler"):
+        return {}
+    from labkit.experiment.run import scheduler_of
+
+    return {"scheduler": scheduler_of(record)}
+
+
+def _scenario(file: Path | None, typed: dict[str, Any]) -> tuple[Scenario, RunRecord | None]:
+    """Return the scenario that was typed, and the run that it is of, if it is of one."""
     trace = typed.pop("trace", None)
     if trace is not None and _is_run(trace):
         from labkit.results.store import load
 
         if file is not None:
             raise InputError(f"both {trace} and --scenario {file} are given; leave one out.")
-        return Scenario.of_run(load(trace.parent), **typed)
+        record = load(trace.parent)
+        return Scenario.of_run(record, **typed), record
     if file is None:
-        return Scenario.of(trace or "", **typed)
-    begun = Scenario.read(file)
-    return Scenario.of(begun if trace is None else begun.of_trace(trace), **typed)
+        return Scenario.of(trace or "", **typed), None
+    return Scenario.read(file, **typed, **({} if trace is None else {"trace": str(trace)})), None
 
 
 def refuse_no_trace(scenario: Scenario) -> None:

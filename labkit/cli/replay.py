@@ -41,7 +41,11 @@ def replay(
     runs: RunsFolder = None,
 ) -> None:
     """Replay the recorded schedule of a trace, and compare simulated schedulers with it."""
+    from labkit.core.errors import InputError
+
     refuse_no_trace(scenario)
+    if as_json and (asked := "--job" if job is not None else "--at" if at is not None else ""):
+        raise InputError(f"--json prints a row for each scheduler, and {asked} is given too; leave one of them out.")
     scenario, usual = with_usual_cluster(scenario)
     refuse_places(report, runs)
     at_s = None if at is None else _moment_s(at, str(scenario.trace), format=scenario.format)
@@ -49,9 +53,9 @@ def replay(
     records, failed = on_one_seed(
         scenario, schedulers=named, report=report, runs=runs, as_json=as_json, usual=usual, job=job, at_s=at_s
     )
-    if job is not None and not as_json:
+    if job is not None:
         print_job(records, job)
-    if at_s is not None and not as_json:
+    if at_s is not None:
         print_moment(records, at_s)
     if failed:
         tell_failed(failed)

@@ -19,7 +19,10 @@ from labkit.experiment.scenario import Scenario
 def simulate(
     scheduler: Annotated[
         str,
-        typer.Option(help="Scheduler, with options in brackets: drf(placer=pack).", autocompletion=cli_help.schedulers),
+        typer.Option(
+            help="Scheduler, with options in brackets: drf(placer=pack). Of a run that was kept: its own.",
+            autocompletion=cli_help.schedulers,
+        ),
     ] = "optimus",
     *,
     scenario: Scenario,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -84,6 +85,18 @@ def literal(text: str) -> Any:
     if found in INFINITE or (isinstance(found, int) and abs(found) > MAX_WHOLE):
         return text
     return found if isinstance(found, str | int | float | bool | None) else text
+
+
+def python_value(value: Any) -> Any:
+    """Return a number, a switch or a text of numpy's as Python's own, in mappings too; anything else as it is.
+
+    >>> import numpy as np
+    >>> python_value({"vision": np.int64(8)}), python_value(np.float32(0.5)), python_value("8")
+    ({'vision': 8}, 0.5, '8')
+    """
+    if isinstance(value, Mapping):
+        return {python_value(key): python_value(each) for key, each in value.items()}
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
 
 
 def _bounded(text: str) -> str:

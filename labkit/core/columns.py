@@ -38,7 +38,10 @@ class Columns:
 
     def flags(self, key: str, values: ArrayLike) -> NDArray[np.bool_]:
         """Return (N,) truth values."""
-        return self.numbers(key, values).astype(np.bool_)
+        given = self.numbers(key, values)
+        if np.isnan(given).any():
+            raise TraceError(f"{self.name}: {key} is nan; expected True or False.")
+        return given.astype(np.bool_)
 
     def demand(self, key: str, values: ArrayLike) -> Floats:
         """Return (N, R) amounts from one demand for all, or one for each."""
@@ -55,7 +58,7 @@ class Columns:
         """Return (N,) strings."""
         if len(values) != self.n:
             raise self._wrong_length(key, len(values), "give one for each")
-        return np.array([str(value) for value in values], dtype=object)
+        return np.array([_text(value) for value in values], dtype=object)
 
     def texts(self, key: str, values: Sequence[str] | str) -> NDArray[np.object_]:
         """Return (N,) strings from one for all, or a column."""
@@ -70,6 +73,16 @@ class Columns:
         return tuple(index), codes
 
     def _array(self, key: str, values: ArrayLike) -> NDArray[Any]:
+        kind = getattr(getattr(values, "dtype", None), "kind", "")
+        if isinstance(values, list | tuple) and values and isinstance(values[0], np.generic):
+            kind = values[0].dtype.kind
+        if kind == "m":  # spans of time, in whatever unit
+            return np.asarray(np.asarray(values) / np.timedelta64(1, "s"), np.float64)
+        if kind == "M":
+            raise TraceError(
+                f"{self.name}: {key} holds dates; expected seconds, as (dates - dates.min()).dt.total_seconds() has "
+                "them, or a file: labkit traces import."
+            )
         try:
             return np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -77,3 +90,9 @@ class Columns:
 
     def _wrong_length(self, key: str, n: int, remedy: str) -> TraceError:
         return TraceError(f"{self.name}: {key} has {n} values for {self.n} jobs; {remedy}.")
+
+
+def _text(value: object) -> str:
+    """Return a text; "" where a table has none: None, NaN or pandas' NA."""
+    missing = value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+    return "" if missing else str(value)

@@ -94,12 +94,20 @@ class Gangs:
         shrinks: ArrayLike = False,
         partner: ArrayLike | None = None,
     ) -> Self:
-        """Return gangs from columns or scalars."""
+        """Return gangs from columns or scalars.
+
+        Raises
+        ------
+        PlacementError
+            If a column holds something else than whole numbers, or numbers of tasks < 0, or is of another length.
+        """
         jobs = np.atleast_1d(np.asarray(job, np.int32))
         n = len(jobs)
-        mates = _NONE if partner is None else _column(partner, n)
+        mates = _NONE if partner is None else _column("Gangs.of: partner", partner, n)
         may_shrink = np.array(np.broadcast_to(np.asarray(shrinks, np.bool_), (n,)))
-        return cls(jobs, _column(n_workers, n), _column(n_ps, n), _column(device_type, n), may_shrink, mates)
+        tasks = {"n_workers": n_workers, "n_ps": n_ps}
+        workers, servers = (_column(f"Gangs.of: {key}", values, n, least=0) for key, values in tasks.items())
+        return cls(jobs, workers, servers, _column("Gangs.of: device_type", device_type, n), may_shrink, mates)
 
     @property
     def named(self) -> Ints:
@@ -207,16 +215,17 @@ class Placement:
         Raises
         ------
         PlacementError
-            If `set_jobs`, `job` or `declined` is no list of job numbers, such as a list of tuples.
+            If `set_jobs`, `job` or `declined` is no list of job numbers, such as a list of tuples, or another column
+            holds something else than whole numbers, or is of another length.
         """
         rows, named = _job_numbers("job", job), _job_numbers("set_jobs", set_jobs)
         return cls(
             named,
             rows,
-            _column(role, len(rows)).astype(np.int8),
-            _column(group, len(rows)),
-            _column(count, len(rows)),
-            _NONE if partner is None else _column(partner, len(named)),
+            _column("Placement.of: role", role, len(rows)).astype(np.int8),
+            _column("Placement.of: group", group, len(rows)),
+            _column("Placement.of: count", count, len(rows)),
+            _NONE if partner is None else _column("Placement.of: partner", partner, len(named)),
             cpus=_amounts(cpus, len(rows)),
             memory_gb=_amounts(memory_gb, len(rows)),
             repairs=_NO_REPAIRS if repairs is None else repairs,
@@ -295,5 +304,18 @@ def _amounts(values: ArrayLike | None, n: int) -> Amounts:
     return np.array(np.broadcast_to(np.asarray(values, np.float32), (n,)))
 
 
-def _column(values: ArrayLike, n: int) -> Ints:
-    return np.array(np.broadcast_to(np.asarray(values, np.int32), (n,)))
+def _column(key: str, values: ArrayLike, n: int, *, least: int = -(2**31)) -> Ints:
+    """Return whole numbers of n rows from a column, or from one for all."""
+    given = np.asarray(values)
+    if given.shape not in ((), (1,), (n,)):
+        raise PlacementError(f"{key} has the shape {given.shape} for {n} rows; give one for each, or one for all.")
+    if given.dtype.kind not in "iub":
+        whole = given.dtype.kind == "f" and (given == np.round(given)).all() and (abs(given) < 2**31).all()
+        if not whole and given.size:
+            odd = given if given.dtype.kind != "f" else given[~(given == np.round(given))]
+            raise PlacementError(
+                f"{key} is {shortened(repr(odd.ravel()[:1].tolist()), most=60)}; expected whole numbers."
+            )
+    if given.size and given.min() < least:
+        raise PlacementError(f"{key} is {given.min()}; expected numbers >= {least}.")
+    return np.array(np.broadcast_to(given.astype(np.int32), (n,)))

@@ -52,7 +52,7 @@ class Quotas:
         if not self.gpus:
             raise InputError(f"quotas are empty; {EXPECTED}.")
         for user, most in self.gpus.items():
-            if isinstance(most, bool) or not isinstance(most, int | float) or not 0 <= most < math.inf:
+            if isinstance(most, bool) or not isinstance(most, int | float | np.number) or not 0 <= most < math.inf:
                 raise InputError(f"the quota of '{user}' is {most!r}; expected a number of GPUs >= 0.")
 
     @classmethod
@@ -65,6 +65,8 @@ class Quotas:
             return cls(source.gpus)
         if isinstance(source, Mapping):
             return cls(dict(source))
+        if not isinstance(source, str | Path):
+            raise InputError(f"quotas is a {type(source).__name__}; {EXPECTED}.")
         if "=" in str(source):
             return cls(_parsed(str(source)))
         return cls(read_table(Path(source), key="quota", what="quotas", expected=EXPECTED))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from labkit.core.bounds import MAX_CELLS, whole
-from labkit.core.calls import literal
+from labkit.core.calls import literal, python_value
 from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
@@ -109,7 +109,7 @@ class Grid:
         chosen = _labelled("scheduler", _with_labels(schedulers))
         axes: dict[str, tuple[Scalar, ...]] = {"trace": tuple(traces), "cluster": _values("cluster", cluster)}
         axes |= {name: _values(name, values) for name, values in parameters.items()}
-        axes |= {"scheduler": tuple(chosen), "seed": _seeds(seeds)}
+        axes |= {"scheduler": tuple(chosen), "seed": seeds_of(seeds)}
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "traces", traces)
         object.__setattr__(self, "schedulers", chosen)
@@ -160,7 +160,7 @@ def _with_labels(schedulers: Any) -> Any:
         return schedulers
     parts = [labelled(part) if isinstance(part, str) else (None, part) for part in _listed(schedulers)]
     if all(label is None for label, _ in parts):
-        return schedulers
+        return [part for _, part in parts]
     labels = [_label(part) if label is None else label for label, part in parts]
     _refuse_odd("scheduler", labels)
     return dict(zip(labels, (part for _, part in parts), strict=True))
@@ -175,7 +175,7 @@ def _label(part: Any) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    single = isinstance(value, str | Path | Jobs) or not isinstance(value, Iterable)
+    single = isinstance(value, str | Path | Jobs | Mapping) or not isinstance(value, Iterable)
     return [value] if single else list(value)
 
 
@@ -185,21 +185,33 @@ def _values(axis: str, listed: Any) -> tuple[Scalar, ...]:
     return tuple(values)
 
 
-def _seeds(seeds: int | Iterable[int]) -> tuple[Scalar, ...]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool):
+def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
+    """Return seeds: themselves, or so many, from 0 on.
+
+    Raise InputError if one is no whole number >= 0.
+
+    >>> seeds_of(3), seeds_of(range(5, 7))
+    ((0, 1, 2), (5, 6))
+    """
+    if not isinstance(seeds, Iterable):
         whole("a sweep", at_least=0, at_most=MAX_CELLS, seeds=seeds)
-        seeds = range(seeds)
+        seeds = range(int(seeds))
     values = _values("seeds", seeds)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InputError(f"seed {value!r}; expected whole numbers >= 0, such as range(5).")
-    return values
+    return tuple(int(value) for value in values if isinstance(value, int))
 
 
 def _scalar(axis: str, value: Any) -> Scalar:
-    """Return a value as JSON holds it; 2.0 is 2, so that a resumed sweep knows its cells again."""
-    value = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
-    value = str(value) if isinstance(value, Path) else value
+    """Return a value as JSON holds it; 2.0 is 2, so that a resumed sweep knows its cells again.
+
+    A mapping, as of prices, is the text that says the same.
+    """
+    value = python_value(value)
+    if isinstance(value, Mapping):
+        value = ",".join(f"{key}={each}" for key, each in value.items())
+    value = "inf" if value == math.inf else str(value) if isinstance(value, Path) else value
     if isinstance(value, float) and math.isfinite(value):
         return int(value) if value.is_integer() else value
     if value is None or isinstance(value, str | bool | int):

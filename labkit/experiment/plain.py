@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from labkit.core.calls import python_value
+
 LONGEST: Final = 80
 """Letters of a name that stand in the name of a folder."""
 
@@ -21,6 +23,7 @@ def plain(part: Any) -> Any:
         return {"kind": type(part).__name__} | shown
     if isinstance(part, dict):
         return {key: plain(value) for key, value in part.items()}
+    part = python_value(part)
     if isinstance(part, float) and math.isinf(part):
         return "inf"
     return part if isinstance(part, str | int | float | bool | None) else repr(part)

@@ -36,9 +36,10 @@ def prices_of(source: Mapping[str, float] | str | Path | None) -> dict[str, floa
     >>> prices_of("v100=2.48, a100=3.2")
     {'v100': 2.48, 'a100': 3.2}
     """
-    if source is None or isinstance(source, Mapping):
-        return None if source is None else dict(source)
-    text = str(source)
+    if source is None:
+        return None
+    told = source.items() if isinstance(source, Mapping) else ()
+    text = ",".join(f"{kind}={price}" for kind, price in told) if told else str(source)
     parts = text.split(",") if "=" in text and not Path(text).exists() else _lines(text)
     parts = [part.strip() for part in parts if part.strip()]
     _refuse_twice(parts)
@@ -60,6 +61,8 @@ def prices_of(source: Mapping[str, float] | str | Path | None) -> dict[str, floa
 
 def _lines(file: str) -> list[str]:
     """Return the lines of a file, each with a price or nothing."""
+    if not file.strip("{} "):
+        raise InputError(f"--prices: there is none; {_EXPECTED}.")
     refuse_unreadable(Path(file), expected="prices by device type", error=InputError)
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from labkit.core.errors import ComparisonError
+from labkit.core.consent import stored
+from labkit.core.errors import ComparisonError, InputError
 from labkit.core.jobs import Jobs
 from labkit.core.life import Traits
 from labkit.core.protocols import Scheduler
 from labkit.core.resources import Bools
 from labkit.experiment.experiment import Experiment
+from labkit.experiment.plain import plain
 from labkit.experiment.scenario import Fields, Scenario
 from labkit.experiment.session import Session
-from labkit.experiment.validation import refuse_twice, schedulers_of
+from labkit.experiment.validation import labelled_schedulers
 from labkit.results.comparison import Runs
 from labkit.results.record import RunRecord
 from labkit.schedulers import named
@@ -44,7 +47,7 @@ def simulate(
 def compare(
     jobs: Scenario | Jobs | str | Path,
     *,
-    schedulers: Iterable[Scheduler | str] | str,
+    schedulers: Iterable[Scheduler | str] | Mapping[str, Scheduler | str] | str,
     runs: str | Path | None = None,
     progress: bool = False,
     after_each: Callable[[RunRecord], None] | None = None,
@@ -52,7 +55,8 @@ def compare(
 ) -> Runs:
     """Simulate several schedulers on one scenario.
 
-    What comes back is a list of runs, with a table and figures: `runs.table`, `runs.plot.cdf()`.
+    What comes back is a list of runs, with a table and figures: `runs.table`, `runs.plot.cdf()`. A mapping gives
+    schedulers labels: {"short": Las(quantum_s=60.0), "long": Las(quantum_s=600.0)}.
 
     With `prices` (dollars per GPU and hour by device type) all runs have a cost, and schedulers about cost use them
     unless they were given their own.
@@ -64,19 +68,17 @@ def compare(
     ComparisonError
         If a scheduler fails, after all others have been simulated; its `records` are theirs.
     """
-    chosen = schedulers_of(schedulers)
-    refuse_twice(chosen)
+    chosen = labelled_schedulers(schedulers)
     experiment = Experiment.of(jobs, **fields)
-    known = (Traits.of(named(scheduler)[0]).pays for scheduler in chosen)
+    known = (Traits.of(named(scheduler)[0]).pays for scheduler in chosen.values())
     experiment = replace(experiment, usual_prices=next((prices for prices in known if prices), None))
     records = Runs()
     failed: dict[str, Exception] = {}
-    for scheduler in chosen:
+    for name, scheduler in chosen.items():
         try:
-            made, called = named(scheduler)
-            record = experiment.run(made, name=called, runs=runs, progress=progress)
+            record = experiment.run(named(scheduler)[0], name=name, runs=runs, progress=progress)
         except Exception as error:  # a user's scheduler may raise anything; the others are to be compared all the same
-            failed[named(scheduler)[1]] = error
+            failed[name] = error
             continue
         records.append(record)
         if after_each is not None:
@@ -84,6 +86,28 @@ def compare(
     if failed:
         raise ComparisonError(failed, records) from next(iter(failed.values()))
     return records
+
+
+def scheduler_of(record: RunRecord) -> str:
+    """Return the name of the scheduler of a run that was kept, for `labkit.schedulers.make`.
+
+    Raise InputError if it is another one by now, or was called by a label, or is a user's own.
+    """
+    name = record.info.scheduler
+    with stored():
+        try:
+            again = json.loads(json.dumps(plain(named(name)[0])))
+        except InputError as error:
+            raise InputError(
+                f"run '{record.info.run}' was of {name}, which cannot be made again; name a scheduler (--scheduler): "
+                f"{error}"
+            ) from None
+    if again != record.info.config.get("scheduler"):
+        raise InputError(
+            f"run '{record.info.run}' was of {name}, and that name makes another scheduler here; name the one that is "
+            "meant (--scheduler)."
+        )
+    return name
 
 
 def replay(record: RunRecord, *, runs_on: Bools | None = None) -> Session:

@@ -10,10 +10,11 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
+from labkit.core.calls import python_value
 from labkit.core.errors import InputError, unknown
 from labkit.core.files import refuse_unreadable
 
@@ -63,14 +64,19 @@ class Option:
     simulated: bool = False
     """It is of simulations alone: machines have their own."""
 
+    def read(self, value: Any) -> Any:
+        """Return a value as Python's own: numpy's numbers, and "inf", as which JSON holds an infinite one."""
+        return math.inf if self.kind is float and value == "inf" else python_value(value)
+
     def check(self, name: str, value: Any) -> None:
         """Raise InputError if a value cannot be this option's."""
+        if value is None:
+            raise InputError(f"{name} is None; expected {self.expected or NUMBERS.get(self.kind, 'a name')}.")
         if self.kind not in NUMBERS:
             return
         expected = self.expected or NUMBERS[self.kind] + (f" >= {self.least:g}" if self.least > -math.inf else "")
-        number = value.item() if hasattr(value, "item") else value  # of numpy
-        is_kind = isinstance(number, int | float if self.kind is float else self.kind)
-        if isinstance(number, bool) != (self.kind is bool) or not is_kind or not self.least <= number <= self.most:
+        is_kind = isinstance(value, int | float if self.kind is float else self.kind)
+        if isinstance(value, bool) != (self.kind is bool) or not is_kind or not self.least <= value <= self.most:
             raise InputError(f"{name} is {value!r}; expected {expected}.")
 
 
@@ -252,8 +258,9 @@ class Scenario:
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
-            value = getattr(self, name)
-            if value is not None:
+            value = option.read(getattr(self, name))
+            object.__setattr__(self, name, value)
+            if value is not None or (DEFAULTS[name] is not None and not option.may_be_file):
                 option.check(name, value)
         for whole, parts in PARTS.items():
             given = [name for name in parts if getattr(self, name) != DEFAULTS[name]]
@@ -341,11 +348,12 @@ class Scenario:
             given = {names[name]: getattr(self, name) for name in names if getattr(self, name) != DEFAULTS[name]}
             if not given or (whole == "faults" and self.mtbf_s is None and self.mttr_s is None):
                 continue
-            try:
-                made[whole] = getattr(simulator, whole.capitalize())(**given)
-            except TypeError as error:
+            kind = getattr(simulator, whole.capitalize())
+            needed = [name for name in names if kind.__dataclass_fields__[names[name]].default is MISSING]
+            if lacks := [name for name in needed if names[name] not in given]:
                 told = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if names[name] in given)
-                raise InputError(f"{told}: {error}; these go together: {', '.join(names)}.") from None
+                raise InputError(f"{told} without {lacks[0]}; these go together: {', '.join(names)}.")
+            made[whole] = kind(**given)
         if made["faults"] is not None and self.faults is None:
             made["checkpoint_s"] = None
         return {name: value for name, value in made.items() if value is not None}
@@ -359,14 +367,17 @@ class Scenario:
         own = [] if self.cluster is None or isinstance(self.cluster, str) else ["cluster"]
         for name, value in self.changed.items():
             try:
-                told |= _plain(name, value)
+                found = _plain(name, value)
+                if any(told.get(each, part) != part for each, part in found.items()):
+                    raise ValueError  # checkpoints of failures that are not those of other losses
+                told |= found
             except (TypeError, ValueError, AttributeError):
                 own.append(name)
         return told | ({"own": own} if own else {})
 
     @classmethod
-    def read(cls, file: str | Path) -> Self:
-        """Return the scenario of a TOML or JSON file, with a line for each field.
+    def read(cls, file: str | Path, **others: Any) -> Self:
+        """Return the scenario of a TOML or JSON file, with a line for each field; `others` stand in for what it says.
 
         Raises
         ------
@@ -382,7 +393,7 @@ class Scenario:
             raise InputError(f"{path}: there is no such file; check the path.") from None
         except (ValueError, UnicodeDecodeError) as error:
             raise InputError(f'{path} cannot be read ({error}); expected TOML, as trace = "demo".') from None
-        return cls.from_plain(told, source=str(path))
+        return cls.from_plain(told, source=str(path), **others)
 
     @classmethod
     def of_run(cls, record: RunRecord, *, trust: Trust = False, **changes: Unpack[Fields]) -> Self:
@@ -546,13 +557,13 @@ def _plain(name: str, value: Any) -> dict[str, Any]:
     from labkit.speed.interference.levels import Level
 
     if name in BUILT and not isinstance(value, str):
-        return {of: getattr(value, at) for of, at in BUILT[name].items() if getattr(value, at) != DEFAULTS[of]}
+        found = {of: _plain(of, getattr(value, at))[of] for of, at in BUILT[name].items()}
+        return {of: part for of, part in found.items() if part != DEFAULTS[of]}
     if isinstance(value, Cadence) and value == every_slot(value.slot_s):
         return {"slot_s": value.slot_s}
-    if hasattr(value, "item"):  # a number of numpy's
-        value = value.item()
     if isinstance(value, Quotas):
-        value = dict(value.gpus)
+        value = value.gpus
+    value = "inf" if value == math.inf else python_value(value)
     if isinstance(value, Path):
         value = str(value)
     if isinstance(value, Level) and not value.measured:

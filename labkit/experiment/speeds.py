@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 KINDS = ("auto", "bottleneck", "dl2", "flops", "gavel", "goodput", "measured", "profiled", "recorded", "step-time")
 
+WITHOUT_FILE = ("bottleneck", "recorded", "step-time")
+"""Those that read no throughputs."""
+
 
 def speed_model(
     jobs: Jobs,
@@ -70,6 +73,10 @@ def speed_model(
         If the kind is not known, or it does not know a model or a device type.
     """
     throughputs = None if throughputs is None else located(throughputs)
+    if throughputs is not None and (kind in WITHOUT_FILE or kind not in KINDS):
+        raise InputError(
+            f"speed model '{kind}' takes no throughputs, and {throughputs} is given; leave one of them out."
+        )
     if sharding != "dynamic":
         return _sharded(jobs, cluster, sharding, kind=kind, throughputs=throughputs, interference=interference)
     if interference is not None and not (interference.measured and _is_profile(throughputs)):

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from labkit.core.below import read_plain, refuse_foreign
+from labkit.core.bounds import whole
 from labkit.core.errors import InputError, SweepError, unknown
 from labkit.core.files import make_writable, write_text
 from labkit.core.jobs import Jobs
 from labkit.core.raised import raised_at
 from labkit.experiment.cell import check
-from labkit.experiment.grid import Grid, Scalar
+from labkit.experiment.grid import Grid, Scalar, seeds_of
 from labkit.experiment.inputs import Inputs
 from labkit.experiment.ranges import Range, Value
 from labkit.experiment.sweeping import sweep
@@ -159,8 +160,12 @@ def tune(
     """
     optuna = _optuna()
     refuse_unknown_metric(metric)
-    searched, checked = tuple(seeds), tuple(check_seeds)
+    if not isinstance(scheduler, str):
+        raise InputError(f"scheduler is a {type(scheduler).__name__}; expected a name, such as 'las'.")
+    whole("a search", at_least=1, n_trials=n_trials)
+    searched, checked = seeds_of(seeds), seeds_of(check_seeds)
     _refuse_overlap(searched, checked)
+    ranges = [Range.read(each) if isinstance(each, str) else each for each in ranges]
     own = _own_values(scheduler, ranges)
     ranges = [each.fitting(own[each.name]) for each in ranges]
     grid = Grid(schedulers={TUNED: scheduler}, trace=trace, cluster=cluster, seeds=searched, **parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,9 @@ from labkit.core.cluster import Cluster
 from labkit.core.errors import InputError
 from labkit.core.jobs import Jobs
 from labkit.core.protocols import Scheduler
-from labkit.core.text import labelled, split_names
+from labkit.core.text import split_names
 from labkit.experiment.cadence import Cadence
+from labkit.schedulers import named
 from labkit.simulator import Faults, Losses, Overheads, Troubles, Variation
 from labkit.workloads.expressions import trace
 
@@ -70,11 +72,37 @@ def schedulers_of(schedulers: Any) -> list[Scheduler | str]:
     return names
 
 
-def refuse_twice(schedulers: Iterable[Scheduler | str]) -> None:
-    """Raise if two schedulers to compare have one name."""
-    names = [label or plain for label, plain in (labelled(part) for part in schedulers if isinstance(part, str))]
+def labelled_schedulers(schedulers: Any) -> dict[str, Scheduler | str]:
+    """Return the schedulers to compare by what they are called: a mapping's labels, names, or classes with options.
+
+    Raise InputError as `schedulers_of`, or if two would have one name.
+
+    >>> from labkit.schedulers import make
+    >>> list(labelled_schedulers([make("las", quantum_s=60.0), make("las", quantum_s=90.0), "fifo"]))
+    ['las(quantum_s=60.0)', 'las(quantum_s=90.0)', 'fifo']
+    """
+    if isinstance(schedulers, Mapping):
+        return {str(label): named(part, str(label))[0] for label, part in schedulers.items()}
+    chosen = schedulers_of(schedulers)
+    names = [named(part)[1] for part in chosen]
+    for name in {name for name in names if names.count(name) > 1}:
+        alike = [i for i, other in enumerate(names) if other == name]
+        told = [_options(chosen[i]) for i in alike]
+        differ = [option for option in told[0] if len({of.get(option) for of in told}) > 1]
+        for i, of in zip(alike, told, strict=True):
+            names[i] = f"{name}({', '.join(f'{option}={of.get(option)}' for option in differ)})" if differ else name
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice}.")
+        raise InputError(
+            f"scheduler has '{twice}' twice; name it once, or give the two different labels: a={twice} in a list of "
+            "names, {'a': ..., 'b': ...} in Python."
+        )
+    return dict(zip(names, chosen, strict=True))
+
+
+def _options(scheduler: Any) -> dict[str, str]:
+    """Return the options of a scheduler that is a dataclass, as text; none of another."""
+    given = fields(scheduler) if is_dataclass(scheduler) and not isinstance(scheduler, type) else ()
+    return {field.name: repr(getattr(scheduler, field.name)) for field in given if field.init}
 
 
 def refuse_odd(options: Mapping[str, Any], *, kinds: Mapping[str, tuple[type, str]], seed: Any) -> None:

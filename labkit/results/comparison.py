@@ -29,15 +29,15 @@ _TIMES: Final = {
 def labels(records: Sequence[RunRecord]) -> list[str]:
     """Return a short name for each run: its scheduler, with what tells it apart where several runs share one."""
     names = [record.info.scheduler for record in records]
+    twice = {name for name, n in Counter(names).items() if n > 1}
     for tell in (lambda info: f"seed {info.seed}", lambda info: info.backend, lambda info: info.run):
-        twice = {name for name, n in Counter(names).items() if n > 1}
         infos = [
             f"{record.info.scheduler} ({tell(record.info)})" if name in twice else name
             for name, record in zip(names, records, strict=True)
         ]
         if len(set(infos)) == len(infos):
             return infos
-    return infos if records else []
+    return [f"{name} ({i + 1})" if name in twice else name for i, name in enumerate(names)]
 
 
 class Runs(list[RunRecord]):
@@ -71,6 +71,7 @@ def run_table(records: Sequence[RunRecord]) -> pd.DataFrame:
     """
     import pandas as pd
 
+    records = list(records)
     if not records:
         raise InputError("records is empty; expected at least one run, as labkit.compare(...) returns them.")
     named = ("run", "scheduler", "backend", "cluster", "trace", "seed", "wall_s")

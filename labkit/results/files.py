@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.core.below import read_plain
+from labkit.core.calls import python_value
 from labkit.core.cluster import Cluster, Network
 from labkit.core.errors import InputError
 from labkit.core.events import LATER, NAMED, PLAIN, Events, events, names, positions
@@ -87,7 +88,13 @@ def read_jobs(path: Path) -> Jobs:
 def write_info(path: Path, info: RunInfo) -> None:
     """Write the row of a run; what JSON cannot hold is written as its text."""
     row = asdict(info) | {"wall_s": None if np.isnan(info.wall_s) else info.wall_s}
-    write_text(path, json.dumps(row, indent=1, default=str, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(row, indent=1, default=_as_json, ensure_ascii=False) + "\n")
+
+
+def _as_json(value: object) -> object:
+    """Return a number of numpy's as Python's own, and the text of anything else."""
+    own = python_value(value)
+    return own if isinstance(own, str | int | float | bool) else str(value)
 
 
 def read_info(path: Path) -> RunInfo:

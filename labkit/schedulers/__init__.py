@@ -222,7 +222,7 @@ def _placer(scheduler: str, placer: Any) -> Placer:
     """Return a placer, or the one of a name."""
     if isinstance(placer, str):
         return placers.make(placer)
-    if not isinstance(placer, Placer):
+    if isinstance(placer, type) or not isinstance(placer, Placer):
         known = ", ".join(placers.available())
         raise InputError(f"{scheduler}: placer is {placer!r}; expected an object that has place(), or one of {known}.")
     return placer

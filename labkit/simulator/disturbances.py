@@ -95,8 +95,12 @@ class Variation:
     straggler_factor: float = 0.5
 
     def __post_init__(self) -> None:
-        _refuse_above_one(self, error=self.error, straggler_probability=self.straggler_probability)
-        _refuse_negative(self, straggler_factor=self.straggler_factor)
+        _refuse_above_one(
+            self, error=self.error, straggler_probability=self.straggler_probability,
+            straggler_factor=self.straggler_factor,
+        )  # fmt: skip
+        if self.straggler_factor == 0 and self.straggler_probability == 1:
+            raise InputError("Variation: all jobs stand still for ever; let straggler_factor be > 0.")
         if not self.period_s > 0:
             raise InputError(f"Variation.period_s is {self.period_s}; expected seconds > 0.")
 
@@ -126,6 +130,8 @@ class Faults:
 
     def __post_init__(self) -> None:
         _refuse_negative(self, mttr_s=self.mttr_s, checkpoint_s=self.checkpoint_s)
+        if self.mttr_s > LONGEST_S:
+            raise InputError(f"Faults.mttr_s is {self.mttr_s:g}; expected seconds, at most {LONGEST_S:g}.")
         if not self.mtbf_s > 0:
             raise InputError(f"Faults.mtbf_s is {self.mtbf_s}; expected seconds > 0.")
 

@@ -20,8 +20,8 @@ WHICH: Final = ("recorded", "all", "none")
 class TimeLimits:
     """Seconds after its start at which each job is ended, (N,); inf: never.
 
-    A job that ran longer than its limit in truth, as Slurm's OverTimeLimit lets it, may do so again. A job that starts
-    anew has its whole limit anew.
+    "recorded": a job that ran longer than its limit in truth, as Slurm's OverTimeLimit lets it, may do so again. A job
+    that starts anew has its whole limit anew.
     """
 
     after_s: Floats
@@ -39,7 +39,7 @@ class TimeLimits:
         limited = np.isfinite(jobs.limit_s) & (which != "none")
         if which == "recorded":
             limited &= jobs.duration_s >= jobs.limit_s
-        longest_s = np.fmax(jobs.limit_s, jobs.duration_s)
+        longest_s = np.fmax(jobs.limit_s, jobs.duration_s) if which == "recorded" else jobs.limit_s
         after_s: Floats = np.where(limited, longest_s * (1 + 1e-9) + 1e-6, np.inf)  # one that is done just then is done
         return cls(after_s) if limited.any() else None
 

@@ -274,7 +274,7 @@ def _read(file: Path, *, known: Sequence[str]) -> list[ListedHost]:
             return _of_json(json.loads(text), file)
         if re.search(r"(?m)^kind:|^\s*(?:- )?apiVersion:", text[: 1 << 16]):
             return _of_json(_yaml(text, file), file)
-        if re.search(r"(?m)^\s*(?:NodeName|PartitionName)=", text):
+        if re.search(r"(?im)^\s*(?:NodeName|PartitionName)=", text):
             return list(_of_scontrol(text, known=known))
         if (columns := _sinfo_columns(head)) is not None:
             return list(_of_sinfo(text, columns, head, file))
@@ -354,16 +354,16 @@ def state(text: str) -> str:
 def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
     """Yield the hosts of `scontrol show node` and `show partition`, also with -o, and of slurm.conf."""
     usual: dict[str, str] = {}
-    names = list(known)
-    text = re.sub(r"(?m)^\s*#.*", "", text)
-    for block in re.split(r"(?m)^\s*(?=NodeName=|PartitionName=)", text):
-        cells: dict[str, str] = {}
-        for key, value in re.findall(r"(?:^|\s)([A-Za-z][\w]*)=(\S*)", block):
-            cells.setdefault(key, value)
+    names, blocks = list(known), list(_blocks(text))
+    down = {
+        one: state(cells.get("State", "DOWN")) for cells in blocks for one in listed(cells.get("DownNodes", "")) if one
+    }
+    for cells in blocks:
         if (name := cells.get("NodeName", "")).upper() == "DEFAULT":
             usual |= cells
         elif name:
             mine = [_of_node(one, usual | cells) for one in listed(name)]
+            mine = [replace(one, down=one.down or down.get(one.name, "")) for one in mine]
             names += [one.name for one in mine]
             yield from mine
         elif (partition := cells.get("PartitionName", "")) and partition.upper() != "DEFAULT":
@@ -372,6 +372,34 @@ def _of_scontrol(text: str, *, known: Sequence[str]) -> Iterator[ListedHost]:
                 continue
             for one in names if nodes.upper() == "ALL" else listed(nodes):
                 yield ListedHost(one, {}, partitions=(partition,), bare=True)
+
+
+_BLOCK: Final = r"[ \t]*(?:NodeName|PartitionName|DownNodes)="
+_KEYS: Final = {
+    key.lower(): key
+    for key in (
+        "NodeName", "PartitionName", "DownNodes", "Nodes", "State", "Gres", "CfgTRES", "CPUEfctv", "CPUTot", "CPUs",
+        "Procs", "Boards", "Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "RealMemory",
+        "ActiveFeatures", "AvailableFeatures", "Features", "Feature", "Partitions",
+    )
+}  # fmt: skip
+"""Keys that are read; slurm.conf(5) takes them in any case."""
+
+
+def _blocks(text: str) -> Iterator[dict[str, str]]:
+    """Yield the cells of each node, partition and DownNodes.
+
+    In slurm.conf these are the cells of a line, comments and texts in quotes apart. What scontrol shows goes on in
+    lines behind, which are indented.
+    """
+    shown = re.search(r"\b(?:CPUTot|TotalNodes|TotalCPUs)=", text)
+    behind = rf"(?:\n(?!{_BLOCK})[ \t]{'*' if shown else '+'}\S.*)*"
+    for block in re.findall(rf"(?im)^{_BLOCK}.*{behind}", re.sub(r"\\\r?\n", " ", text)):
+        told = block if shown else re.sub(r'"[^"\n]*"', '""', re.sub(r"(?<!\\)#.*", "", block))
+        cells: dict[str, str] = {}
+        for key, value in re.findall(r"(?:^|\s)([A-Za-z]\w*)=(\S*)", told):
+            cells.setdefault(_KEYS.get(key.lower(), key), value)
+        yield cells
 
 
 _PER_SOCKET: Final = frozenset({"Sockets", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"})

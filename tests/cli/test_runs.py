@@ -138,3 +138,40 @@ def test_a_figure_for_a_paper_is_one_call(root):
     assert re.search(r"Caption: Mean JCT of fifo and srtf: 40 jobs of mine on .* GPUs .*\. Shorter is", told.stdout)
     told = labkit("figure", "fifo", "--out", "f.doc", cwd=root.parent)
     assert (told.returncode, told.stderr) == (2, "labkit: f.doc ends in '.doc'; expected .pdf or .svg or .png.\n")
+
+
+def test_a_run_is_simulated_again_with_its_own_scheduler_and_a_label_is_no_name(tmp_path):
+    def simulated(*words: str) -> str:
+        told = labkit("simulate", *words, "--runs", "runs", "--json", cwd=tmp_path)
+        assert told.returncode == 0, told.stderr
+        return json.loads(told.stdout)["scheduler"]
+
+    trace = ("poisson(5, per_hour=60)", "--cluster", "demo")
+    assert simulated(*trace, "--scheduler", "fifo(backfill=True)") == "fifo(backfill=True)"
+    (kept,) = (tmp_path / "runs").glob("*/run.json")
+    assert simulated(str(kept)) == "fifo(backfill=True)"
+    assert simulated(str(kept), "--scheduler", "srtf") == "srtf"
+    assert simulated(*trace, "--scheduler", "short=las") == "short"
+    (labelled,) = (tmp_path / "runs").glob("short*/run.json")
+    told = labkit("simulate", str(labelled), cwd=tmp_path)
+    assert told.returncode == 2
+    assert "was of short, which cannot be made again; name a scheduler (--scheduler)" in told.stderr
+
+
+def test_a_scenario_file_may_hold_options_alone_where_the_trace_is_typed(tmp_path):
+    (tmp_path / "options.toml").write_text("arrival_rate = 2\n")
+    words = ("compare", "poisson(30, per_hour=600)", "--cluster", "demo", "--schedulers", "fifo", "--json")
+    told = [
+        json.loads(labkit(*words, *more, cwd=tmp_path).stdout.splitlines()[0])["mean_jct_s"]
+        for more in (("--scenario", "options.toml"), ("--arrival-rate", "2"), ())
+    ]
+    assert told[0] == told[1] != told[2]
+    told = labkit("compare", "--scenario", "options.toml", cwd=tmp_path)
+    assert told.returncode == 2
+    assert "options.toml holds no scenario" in told.stderr
+
+
+def test_rows_of_json_and_an_answer_about_one_job_are_not_asked_for_at_once(tmp_path):
+    told = labkit("replay", "demo", "--cluster", "demo", "--job", "3", "--json", cwd=tmp_path)
+    assert told.returncode == 2
+    assert "--json prints a row for each scheduler, and --job is given too; leave one of them out" in told.stderr

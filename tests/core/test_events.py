@@ -79,7 +79,7 @@ def test_gangs_and_placements_take_scalars_and_columns() -> None:
     assert gangs.take(np.array([1])).job.tolist() == [1]
     assert len(Placement.nothing()) == len(Placement.nothing().set_jobs) == 0
     assert Placement.of([4], job=[4, 4], role=[0, 1], group=2).count.tolist() == [1, 1]
-    with pytest.raises(ValueError, match="broadcast"):
+    with pytest.raises(ValueError, match=r"n_workers has the shape \(3,\) for 2 rows"):
         Gangs.of([1, 2], n_workers=[1, 2, 3])
 
 

@@ -339,3 +339,23 @@ def test_a_row_that_sums_up_a_node_table_is_no_machine_and_is_told(tmp_path, tex
     _, notes = inventory(hosts, source="nodes.csv", every=True)
     assert sum(sum(one.gpus.values()) for one in hosts if not one.total) == n_gpus
     assert any("left out 1 rows that sum up others" in note for note in notes) == ("sum,4" not in text)
+
+
+def test_slurm_conf_is_read_line_by_line_in_any_case_without_comments_and_quotes(tmp_path: Path) -> None:
+    """slurm.conf(5): keys in any case, text behind # is a comment, DownNodes names nodes that are down."""
+    conf = (
+        "NodeName=a[1-2] CPUs=32 Gres=gpu:a100:4 RealMemory=128000 State=UNKNOWN\n"
+        'DownNodes=a2 State=DOWN Reason="fan, State=IDLE soon"\n'
+        "nodename=b1 cpus=16 gres=gpu:t4:2 \\\n  realmemory=64000\n"
+        "NodeName=c1 CPUs=8 RealMemory=64000 # Gres=gpu:a100:8 sold 2023\n"
+        "NodeName=d1 CPUs=8 RealMemory=64000 Gres=gpu:t4:1 # State=DOWN in May\n"
+        "SlurmctldParameters=x State=DOWN Gres=gpu:v100:9\n"
+        "# NodeName=e1 Gres=gpu:t4:1\n"
+        "partitionname=all nodes=ALL default=YES\n"
+    )
+    hosts, notes = read(tmp_path, slurm_conf=conf)
+    assert {name: (row["gpus"], row["cpus"], row["memory_gb"]) for name, row in hosts.items()} == {
+        "a1": (4, 32, 125), "b1": (2, 16, 62.5), "d1": (1, 8, 62.5),
+    }  # fmt: skip
+    assert any("down or drained (1 DOWN): a2" in note for note in notes)
+    assert partitions(tmp_path)["all"] == ["a1", "b1", "d1"]

@@ -416,3 +416,43 @@ def test_devices_of_slurm_that_the_format_names_count_as_gpus(tmp_path):
         read(only, format="sacct(npu=0)")
     with pytest.raises(InputError, match="unknown format 'sacc'"):
         read(only, format="sacc(npu)")
+
+
+@pytest.mark.parametrize("line", ["sbatch x.sh", "sbatch --mem=4G x.sh -w 8", "sbatch --array=1-2%1 x.sh", "", None])
+def test_how_many_tasks_of_an_array_run_at_once_is_read_whatever_the_command_was(tmp_path, line):
+    """`#SBATCH --array` stands in the script, so that the command says nothing of it."""
+    entry = SACCT_JSON["jobs"][0]
+    tasks = [
+        entry | {
+            "job_id": 200 + i, "submit_line": line,
+            "array": {"job_id": 200, "task_id": i, "task": "", "limits": {"max": {"running": {"tasks": 1}}}},
+        }
+        for i in (1, 2)
+    ]  # fmt: skip
+    jobs = read(put(tmp_path, "sacct.json", {"meta": {}, "jobs": tasks}))
+    assert jobs.at_most.tolist() == [1, 1]
+    waits = [
+        {
+            "job_id": 200 + i, "array_job_id": 200, "array_task_id": i, "array_max_tasks": 1, "user_name": "ann",
+            "job_state": ["COMPLETING"], "submit_time": 1709280000, "start_time": 1709280010, "end_time": 1709283610,
+            "tres_alloc_str": "cpu=8,gres/gpu=2", "node_count": 1,
+        }
+        for i in (1, 2)
+    ]  # fmt: skip
+    squeue = {"last_update": {"number": 1709290000}, "jobs": waits}
+    assert read(put(tmp_path, "squeue.json", squeue)).at_most.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "types", "gpus"),
+    [
+        (["4x A100", "gpu:v100:2", "8"], ["A100", "v100", ""], [4, 2, 8]),
+        (["H100:2", "2 GPUs", "cpu=8,gres/gpu:t4=1"], ["H100", "", "t4"], [2, 2, 1]),
+    ],
+)
+def test_types_of_gpus_beside_their_number_are_those_on_which_jobs_ran(tmp_path, cells, types, gpus):
+    rows = [f'{i},2024-03-04 10:0{i}:00,3600,"{cell}"' for i, cell in enumerate(cells)]
+    path = put(tmp_path, "mine.csv", "\n".join(["id,submit_time,duration_s,gpus", *rows]))
+    jobs = mapped(path, proposed(*table(path))).jobs
+    assert jobs.measured_on.tolist() == types
+    assert (jobs.n_workers * jobs.worker_demand[:, GPUS]).tolist() == gpus

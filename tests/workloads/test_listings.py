@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from labkit.workloads import read
 from labkit.workloads.readers import ledgered
 
 from .test_exports import put
@@ -57,6 +58,14 @@ def test_jobs_as_scontrol_shows_them_have_their_gpus_for_as_long_as_they_ran(
     assert (jobs.id[0], jobs.users[jobs.user[0]], jobs.models[jobs.model[0]]) == (name, "ada", "my job")
     assert (jobs.limit_s[0], jobs.nodes[0], jobs.constraint[0]) == (86_400, 2, "big")
     assert found.ledger.left_out == {"never started (pending, or cancelled before)": 1}
+
+
+def test_the_throttle_of_an_array_is_read(tmp_path):
+    tasks = [shown(array=f"ArrayJobId=6 ArrayTaskId={i} ArrayTaskThrottle=2 ") for i in (1, 2, 3)]
+    found = read(
+        put(tmp_path, "jobs.txt", "\n".join(task.replace("JobId=7", f"JobId=1{i}", 1) for i, task in enumerate(tasks)))
+    )
+    assert found.at_most.tolist() == [2, 2, 2]
 
 
 def test_the_log_of_completed_jobs_names_some_attributes_otherwise(tmp_path):

@@ -16,6 +16,7 @@ from labkit.workloads.readers.ledger import Read
 from labkit.workloads.readers.listings import looks_like_qstat, qstat_entries, qstat_jobs
 from labkit.workloads.readers.sacct import accounted
 from labkit.workloads.readers.sacct_files import COLUMNS
+from labkit.workloads.readers.submit_line import with_throttle
 
 if TYPE_CHECKING:
     from labkit.workloads.readers.line_repair import Record
@@ -206,7 +207,8 @@ def _of_slurmdb(
         "Timelimit": f"{minutes}:00" if minutes else None, "NNodes": _set(cells.get("nodes_alloc")),
         "NodeList": re.sub(r"^\['(.*)'\]$", r"\1", cells.get("nodelist", "")).replace("', '", ","),
         "QOS": qos.get(cells.get("id_qos"), _set(cells.get("id_qos"))), "Priority": _set(cells.get("priority")),
-        "Constraints": _set(cells.get("constraints")), "SubmitLine": _set(cells.get("submit_line")),
+        "Constraints": _set(cells.get("constraints")),
+        "SubmitLine": with_throttle(_set(cells.get("submit_line")), cells.get("array_max_tasks")),
         "Restarts": _set(cells.get("restart_cnt")), "Licenses": _set(cells.get("licenses")),
     }  # fmt: skip
 

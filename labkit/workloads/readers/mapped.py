@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
@@ -319,6 +320,15 @@ def _amounts(cells: pd.Series) -> Floats:
     return numbers
 
 
+def _types(cells: pd.Series) -> NDArray[np.object_]:
+    """Return the types of GPUs that cells name beside a number, (N,); "": none."""
+    text = cells.astype("str").str.strip()
+    found = text.str.extract(r"(?:^|[,/(])gpu:([A-Za-z][\w.-]*)[:=]\d")[0]
+    for people in (r"^\d{1,5}\s*[x×*]?\s*([A-Za-z][\w -]*\d\w*)$", r"^([A-Za-z][\w -]*?)\s*[x×*:]\s*\d{1,5}$"):
+        found = found.fillna(text.str.extract(people, flags=re.IGNORECASE)[0])
+    return found.mask(found.str.lower().isin(["gpu", "gpus"])).fillna("").to_numpy(dtype=object)
+
+
 def _items(cells: pd.Series) -> Floats:
     """Return how many GPUs cells list, (N,): 0,2 or [0, 2] or 0-3 or GPU-1f..;GPU-2e.."""
     text = cells.astype("str").str.strip(" []()'\"")
@@ -385,6 +395,8 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
     note_kinds_of_times(cells, sources, ledger)
+    own = "gpus" in sources and not {"device_type", "measured_on"} & set(sources)
+    types = _types(cells.frame[sources["gpus"].column]) if own else None
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -400,6 +412,8 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     _remark(cells, sources, ledger, odd.get("gpus", ""))
     segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
     jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
+    if types is not None:
+        jobs = jobs.with_columns(measured_on=types[keep])
     return Read(ledger.close(jobs), ledger, segments, float(times.arrival_s[keep].min()))
 
 

@@ -26,6 +26,7 @@ from labkit.workloads.readers.base import (
 )
 from labkit.workloads.readers.line_repair import LineRepair
 from labkit.workloads.readers.listings import looks_like_scontrol, scontrol_jobs
+from labkit.workloads.readers.submit_line import with_throttle
 
 UNDER_WAY: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 """States of a job that had not ended when the file was written."""
@@ -298,7 +299,8 @@ def _as_accounted(entry: object, *, printed_s: float | None) -> object:
     open_ended = first in UNDER_WAY and not ended
     ran_s = _ran_s(entry, start_s, printed_s, suspended=first == "SUSPENDED") if open_ended else None
     array = {"job_id": _number(entry.get("array_job_id")), "task_id": entry.get("array_task_id"),
-             "task": entry.get("array_task_string")}  # fmt: skip
+             "task": entry.get("array_task_string"),
+             "limits": {"max": {"running": {"tasks": entry.get("array_max_tasks")}}}}  # fmt: skip
     return {
         **entry,
         "user": entry.get("user_name"),
@@ -365,7 +367,7 @@ def _of_scontrol(told: Mapping[str, str]) -> dict[str, Any]:
         "ReqTRES": _with_devices(asked, entry), "NNodes": first or None, "NodeList": told.get("NodeList"),
         "Partition": told.get("Partition"), "QOS": told.get("QOS"), "Priority": told.get("Priority"),
         "Constraints": told.get("Features"), "Reservation": told.get("Reservation"), "Reason": told.get("Reason"),
-        "Restarts": told.get("Restarts"),
+        "Restarts": told.get("Restarts"), "SubmitLine": with_throttle(None, told.get("ArrayTaskThrottle")),
     }  # fmt: skip
 
 
@@ -428,8 +430,7 @@ def _submitted(entry: Mapping[str, Any]) -> str | None:
     most: object = entry.get("array")
     for key in ("limits", "max", "running", "tasks"):
         most = _mapping(most).get(key)
-    at_once = f" --array=%{_number(most)}" if _number(most) else ""
-    return (_text(entry.get("submit_line")) or "") + at_once or None
+    return with_throttle(_text(entry.get("submit_line")), _number(most))
 
 
 def _id(entry: Mapping[str, Any]) -> str:

@@ -52,6 +52,20 @@ def options_of(line: str) -> dict[str, str]:
     return found | ({"hosts": ",".join(hosts) if all(hosts) else ""} if "hosts" in found else {})
 
 
+def with_throttle(line: str | None, n: object) -> str | None:
+    """Return a line which says, too, how many tasks of its array run at once, as other fields tell; 0, None: any.
+
+    It says so before its script, whose words are no options.
+
+    >>> with_throttle("sbatch -p a100 x.sh", 2), with_throttle(None, "1"), with_throttle("sbatch x.sh", 0)
+    ('sbatch --array=%2 -p a100 x.sh', 'sbatch --array=%1', 'sbatch x.sh')
+    """
+    if not (n and str(n).isdigit() and int(str(n))):
+        return line
+    program, _, rest = (line or "sbatch").strip().partition(" ")
+    return f"{program} --array=%{n} {rest}".rstrip()
+
+
 def _words(line: str) -> list[str]:
     """Return the words of a line behind the first one, up to what cannot be told from a command that is wrapped."""
     try:
