@@ -99,8 +99,8 @@ def scheduler_of(record: RunRecord) -> str:
             again = json.loads(json.dumps(plain(named(name)[0])))
         except InputError as error:
             raise InputError(
-                f"run '{record.info.run}' was of {name}, which cannot be made again; name a scheduler (--scheduler): "
-                f"{error}"
+                f"run '{record.info.run}' was of {name}, which no name makes here; give the one that is meant "
+                f"(--scheduler): {error}"
             ) from None
     if again != record.info.config.get("scheduler"):
         raise InputError(

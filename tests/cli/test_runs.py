@@ -155,12 +155,12 @@ def test_a_run_is_simulated_again_with_its_own_scheduler_and_a_label_is_no_name(
     (labelled,) = (tmp_path / "runs").glob("short*/run.json")
     told = labkit("simulate", str(labelled), cwd=tmp_path)
     assert told.returncode == 2
-    assert "was of short, which cannot be made again; name a scheduler (--scheduler)" in told.stderr
+    assert "was of short, which no name makes here; give the one that is meant (--scheduler)" in told.stderr
 
 
 def test_a_scenario_file_may_hold_options_alone_where_the_trace_is_typed(tmp_path):
     (tmp_path / "options.toml").write_text("arrival_rate = 2\n")
-    words = ("compare", "poisson(30, per_hour=600)", "--cluster", "demo", "--schedulers", "fifo", "--json")
+    words = ("compare", "poisson(90, per_hour=90)", "--cluster", "demo", "--schedulers", "fifo", "--json")
     told = [
         json.loads(labkit(*words, *more, cwd=tmp_path).stdout.splitlines()[0])["mean_jct_s"]
         for more in (("--scenario", "options.toml"), ("--arrival-rate", "2"), ())

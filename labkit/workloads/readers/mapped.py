@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.core.bounds import MAX_TASKS
 from labkit.core.errors import TraceError, unknown
@@ -320,13 +319,18 @@ def _amounts(cells: pd.Series) -> Floats:
     return numbers
 
 
-def _types(cells: pd.Series) -> NDArray[np.object_]:
-    """Return the types of GPUs that cells name beside a number, (N,); "": none."""
-    text = cells.astype("str").str.strip()
+def _ran_on(cells: TraceTable, sources: dict[str, FieldSource]) -> Sequence[str]:
+    """Return the type of GPU on which each row ran: that of a column, or one beside the number of GPUs; "": none."""
+    if "measured_on" in sources:
+        return names_of(cells.frame[sources["measured_on"].column], blank="")
+    if "gpus" not in sources or "device_type" in sources:
+        return [""] * len(cells)
+    text = cells.frame[sources["gpus"].column].astype("str").str.strip()
     found = text.str.extract(r"(?:^|[,/(])gpu:([A-Za-z][\w.-]*)[:=]\d")[0]
     for people in (r"^\d{1,5}\s*[x×*]?\s*([A-Za-z][\w -]*\d\w*)$", r"^([A-Za-z][\w -]*?)\s*[x×*:]\s*\d{1,5}$"):
         found = found.fillna(text.str.extract(people, flags=re.IGNORECASE)[0])
-    return found.mask(found.str.lower().isin(["gpu", "gpus"])).fillna("").to_numpy(dtype=object)
+    told: list[str] = found.mask(found.str.lower().isin(["gpu", "gpus"])).fillna("").astype("str").tolist()
+    return told
 
 
 def _items(cells: pd.Series) -> Floats:
@@ -395,8 +399,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
     for note in filter(None, (*cells.doubts, doubt, *marks)):
         ledger.check(note)
     note_kinds_of_times(cells, sources, ledger)
-    own = "gpus" in sources and not {"device_type", "measured_on"} & set(sources)
-    types = _types(cells.frame[sources["gpus"].column]) if own else None
+    ran_on = _ran_on(cells, sources)
     columns = {
         name: _column(cells, name, source, ledger) for name, source in sources.items() if FIELDS[name].kind != "name"
     }
@@ -411,9 +414,7 @@ def mapped(path: str | Path, mapping: ColumnMap, *, content: tuple[str, str] | N
         ledger.remark(rows & keep, guess)
     _remark(cells, sources, ledger, odd.get("gpus", ""))
     segments = Segments.of(gpus[keep], times.start_s[keep], (times.start_s + times.duration_s)[keep])
-    jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger)
-    if types is not None:
-        jobs = jobs.with_columns(measured_on=types[keep])
+    jobs = _jobs(cells, sources, columns, times, gpus, keep, ledger, ran_on)
     return Read(ledger.close(jobs), ledger, segments, float(times.arrival_s[keep].min()))
 
 
@@ -646,6 +647,7 @@ def _jobs(
     gpus: Floats,
     keep: Bools,
     ledger: TraceLedger,
+    ran_on: Sequence[str],
 ) -> Jobs:
     """Return the rows that are kept as jobs."""
     n = int(keep.sum())
@@ -674,7 +676,7 @@ def _jobs(
         n_workers=workers,
         worker_demand=demand,
         device_type=text("device_type", ""),
-        measured_on=text("measured_on", ""),
+        measured_on=[_plain(ran_on[i]) for i in np.flatnonzero(keep).tolist()],
         reservation=text("reservation", ""),
         slo_s=_slo_s(columns, times, keep, ledger),
         priority=np.nan_to_num(columns["priority"][keep]) if "priority" in columns else 0.0,
