@@ -357,10 +357,10 @@ class Controls:
         self.pause.disabled = state != RUNNING
         self.step.disabled = state == STOPPING
         self.stop.disabled = not going
-        dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'
-        self.status.value = f'<span class="labkit-status">{dot} {escape(state)}</span>'
         self.error.value = f'<div class="labkit-error">{escape(error)}</div>'
         self.error.layout.display = "block" if error else "none"
+        dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'  # last: whoever sees it sees the rest
+        self.status.value = f'<span class="labkit-status">{dot} {escape(state)}</span>'
 
 
 def _button(text: str, icon: str, tip: str, act: Callable[[], None], *, style: str = "") -> ipw.Button:

@@ -171,7 +171,9 @@ def test_what_cannot_be_run_is_told_in_one_line(page, tmp_path):
     cluster.fill("dem")
     cluster.press("Enter")
     lab.wait_for("failed")
-    assert lab.box.locator(".labkit-error").inner_text().startswith("unknown cluster 'dem'. Did you mean 'demo'?")
+    told = lab.box.locator(".labkit-error:visible")
+    told.wait_for()  # a page draws what it is sent in parts
+    assert told.inner_text().startswith("unknown cluster 'dem'. Did you mean 'demo'?")
     lab.shot("refused")
     cluster.fill("demo")
     cluster.press("Enter")
