@@ -45,12 +45,14 @@ def test_numbers_of_numpy_are_kept_as_numbers_and_the_run_can_be_made_again(fiel
     assert "np." not in json.dumps(kept.info.config)
 
 
-def test_two_kinds_of_checkpoints_cannot_be_written_down():
+@pytest.mark.parametrize("checkpoint_s", [0, 20])
+def test_two_kinds_of_checkpoints_cannot_be_written_down(checkpoint_s):
     """Those of failures are the faults' own; what is lost otherwise has `checkpoint_s`."""
-    run = labkit.simulate(TRACE, cluster="demo", scheduler="srtf", faults=Faults(3000, 100, 20), checkpoint_s=7)
+    faults = Faults(3000, 100, checkpoint_s)
+    run = labkit.simulate(TRACE, cluster="demo", scheduler="srtf", faults=faults, checkpoint_s=7)
     with pytest.raises(InputError, match="its faults came from Python; give it again"):
         Scenario.of_run(run)
-    again = Scenario.of_run(run, faults=Faults(3000, 100, 20))
+    again = Scenario.of_run(run, faults=faults)
     assert labkit.simulate(again, scheduler="srtf").table["jct_s"].tolist() == run.table["jct_s"].tolist()
 
 

@@ -367,10 +367,9 @@ class Scenario:
         own = [] if self.cluster is None or isinstance(self.cluster, str) else ["cluster"]
         for name, value in self.changed.items():
             try:
-                found = _plain(name, value)
-                if any(told.get(each, part) != part for each, part in found.items()):
-                    raise ValueError  # checkpoints of failures that are not those of other losses
-                told |= found
+                if name == "faults" and self.checkpoint_s and value.checkpoint_s != self.checkpoint_s:
+                    raise ValueError  # no field says that failures have other checkpoints than other losses
+                told |= _plain(name, value)
             except (TypeError, ValueError, AttributeError):
                 own.append(name)
         return told | ({"own": own} if own else {})

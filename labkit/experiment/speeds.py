@@ -73,7 +73,7 @@ def speed_model(
         If the kind is not known, or it does not know a model or a device type.
     """
     throughputs = None if throughputs is None else located(throughputs)
-    if throughputs is not None and (kind in WITHOUT_FILE or kind not in KINDS):
+    if throughputs is not None and (kind in WITHOUT_FILE or ":" in kind):
         raise InputError(
             f"speed model '{kind}' takes no throughputs, and {throughputs} is given; leave one of them out."
         )
