@@ -104,7 +104,7 @@ class Gangs:
         jobs = np.atleast_1d(np.asarray(job, np.int32))
         n = len(jobs)
         mates = _NONE if partner is None else _column("Gangs.of: partner", partner, n)
-        may_shrink = np.array(np.broadcast_to(np.asarray(shrinks, np.bool_), (n,)))
+        may_shrink = np.full(n, shrinks, np.bool_)
         tasks = {"n_workers": n_workers, "n_ps": n_ps}
         workers, servers = (_column(f"Gangs.of: {key}", values, n, least=0) for key, values in tasks.items())
         return cls(jobs, workers, servers, _column("Gangs.of: device_type", device_type, n), may_shrink, mates)
@@ -304,8 +304,8 @@ def _amounts(values: ArrayLike | None, n: int) -> Amounts:
     return np.array(np.broadcast_to(np.asarray(values, np.float32), (n,)))
 
 
-def _column(key: str, values: ArrayLike, n: int, *, least: int = -(2**31)) -> Ints:
-    """Return whole numbers of n rows from a column, or from one for all."""
+def _column(key: str, values: ArrayLike, n: int, *, least: int = -1) -> Ints:
+    """Return whole numbers of n rows from a column, or from one for all; below `least`, if it is not -1, is refused."""
     given = np.asarray(values)
     if given.shape not in ((), (1,), (n,)):
         raise PlacementError(f"{key} has the shape {given.shape} for {n} rows; give one for each, or one for all.")
@@ -316,6 +316,6 @@ def _column(key: str, values: ArrayLike, n: int, *, least: int = -(2**31)) -> In
             raise PlacementError(
                 f"{key} is {shortened(repr(odd.ravel()[:1].tolist()), most=60)}; expected whole numbers."
             )
-    if given.size and given.min() < least:
+    if least >= 0 and given.size and given.min() < least:
         raise PlacementError(f"{key} is {given.min()}; expected numbers >= {least}.")
-    return np.array(np.broadcast_to(given.astype(np.int32), (n,)))
+    return given.astype(np.int32) if given.shape == (n,) else np.full(n, given.astype(np.int32))
