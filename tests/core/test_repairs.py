@@ -121,7 +121,7 @@ def test_a_trial_hands_repairs_and_reasons_on():
     trial.explain(0, "ps-1 is slow")
     placement = trial.placement()
     assert placement.repairs.tolist() == [(0, 1, 1, Repair.REPLACE), (0, 1, -1, Repair.BALANCE)]
-    assert placement.reasons == (Reason(0, "ps-1 is slow"),)
+    assert [(reason.job, reason.text) for reason in placement.reasons] == [(0, "ps-1 is slow")]
     assert not len(placement.set_jobs)
 
 

@@ -545,6 +545,7 @@ def test_a_script_alone_has_the_precision_of_its_job() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 def test_a_compiled_model_has_the_numbers_of_a_plain_one_in_a_loop() -> None:
     """Its compiler looks at gradients, which are hidden from the body of a loop."""
     made = []
