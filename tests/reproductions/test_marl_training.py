@@ -68,6 +68,7 @@ def test_the_factored_convolution_is_the_one_with_weights_per_edge():
     torch.testing.assert_close(layer(h, wires, edges), torch.relu(torch.cat([h, expected], 1) @ layer.weight))
 
 
+@pytest.mark.filterwarnings("ignore:Failing to pass a value to the 'type_params' parameter:DeprecationWarning")
 def test_the_convolution_is_torch_geometrics_nnconv():
     """Simonovsky and Komodakis' layer as another library has it, with the mean over neighbours and no root weight."""
     geometric = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed (labkit[dev])")
