@@ -105,8 +105,8 @@ class Gangs:
         n = len(jobs)
         mates = _NONE if partner is None else _column("Gangs.of: partner", partner, n)
         may_shrink = np.full(n, shrinks, np.bool_)
-        tasks = {"n_workers": n_workers, "n_ps": n_ps}
-        workers, servers = (_column(f"Gangs.of: {key}", values, n, least=0) for key, values in tasks.items())
+        workers = _column("Gangs.of: n_workers", n_workers, n, least=0)
+        servers = _column("Gangs.of: n_ps", n_ps, n, least=0)
         return cls(jobs, workers, servers, _column("Gangs.of: device_type", device_type, n), may_shrink, mates)
 
     @property

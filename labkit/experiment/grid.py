@@ -186,7 +186,7 @@ def _values(axis: str, listed: Any) -> tuple[Scalar, ...]:
 
 
 def seeds_of(seeds: int | Iterable[int]) -> tuple[int, ...]:
-    """Return seeds: themselves, or so many, from 0 on.
+    """Return the seeds that are given, or, of one number, so many from 0 on.
 
     Raise InputError if one is no whole number >= 0.
 

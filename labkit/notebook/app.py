@@ -359,7 +359,7 @@ class Controls:
         self.stop.disabled = not going
         self.error.value = f'<div class="labkit-error">{escape(error)}</div>'
         self.error.layout.display = "block" if error else "none"
-        dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'  # last: whoever sees it sees the rest
+        dot = f'<span style="color:{DOTS.get(state, "#7b8798")}">●</span>'  # set last: the error is shown by then
         self.status.value = f'<span class="labkit-status">{dot} {escape(state)}</span>'
 
 

@@ -26,7 +26,6 @@ MOST_LOCAL: Final = {"yolov3": 8}
 FILES: Final = ("placements.csv", "scalability.csv")
 ON_ONE_NODE: Final = 4
 NEARLY: Final = 1e-8
-NCF_BATCH: Final = 32_768.0
 MOST_WORKERS: Final = 64
 CANDIDATES: Final = 50
 """Batches among which an adaptive job chooses, in geometric progression."""
@@ -371,14 +370,14 @@ def in_progress(jobs: Jobs, applications: Mapping[str, Application]) -> tuple[Jo
     """
     of = _applications_of(jobs, applications)
     fixed = np.array([each.name == "ncf" for each in of])[jobs.model]
-    n_workers = np.where(fixed, 1, jobs.n_workers)
+    n_workers = np.where(fixed, np.int32(1), jobs.n_workers)
     most = np.where(fixed, 1, np.array([_most_workers(each, each.batches[-1]) for each in of])[jobs.model])
     steps = np.array([float(each.progress[-1]) for each in of])[jobs.model]
     longer = steps / jobs.total_steps
     changed = jobs.with_columns(
         total_steps=steps, true_steps=jobs.true_steps * longer, steps_per_epoch=jobs.steps_per_epoch * longer,
         samples_per_step=np.array([float(each.batches[0]) for each in of])[jobs.model],
-        n_workers=n_workers, max_workers=np.maximum(most, n_workers),
+        n_workers=n_workers, max_workers=np.maximum(most, n_workers).astype(np.int32),
     )  # fmt: skip
     return changed, np.where(fixed, np.array([float(each.batches[-1]) for each in of])[jobs.model], 0.0)
 
@@ -396,18 +395,13 @@ def read_workload(
     Columns: name, time, application, num_replicas, batch_size.
 
     Jobs ask for the recorded gang and batch, and may have up to 64 workers that each train on their least batch.
-    `adaptive`: they choose batches themselves, but those of `ncf`, which keep 32,768 on one GPU, and ask for one GPU.
+    `adaptive`: they ask for one GPU, and are as of `in_progress`.
     """
     import pandas as pd
 
     rows = pd.read_csv(path)
     of = [applications[name] for name in rows.application]
-    if adaptive:
-        alone = rows.application == "ncf"
-        rows = rows.assign(num_replicas=1, batch_size=np.where(alone, NCF_BATCH, 0.0))
-        most = np.where(alone, 1, [_most_workers(app, app.batches[-1]) for app in of])
-    else:
-        most = np.array([_most_workers(app, batch) for batch, app in zip(rows.batch_size, of, strict=True)])
+    most = np.array([_most_workers(app, batch) for batch, app in zip(rows.batch_size, of, strict=True)])
     jobs = Jobs.of(
         name=Path(path).stem, id=rows.name.tolist(), model=rows.application.tolist(),
         arrival_s=rows.time.to_numpy(np.float64),
@@ -415,4 +409,6 @@ def read_workload(
         n_workers=rows.num_replicas.to_numpy(), max_workers=np.maximum(most, rows.num_replicas),
         worker_demand=np.tile([1.0, 0.0, 0.0], (len(rows), 1)),
     )  # fmt: skip
+    if adaptive:
+        return in_progress(jobs.with_columns(n_workers=np.ones(len(jobs), np.int32)), applications)
     return jobs, rows.batch_size.to_numpy(np.float64)

@@ -191,7 +191,7 @@ class ControllerSupervisor:
             return self._forked(env, log) or self._new(env, log)
 
     def _note(self, pid: int) -> None:
-        """Write into the lock who has it, for `attach`."""
+        """Write the controller's process number into the lock, for `attach`."""
         if self._lock is not None:
             os.truncate(self._lock, 0)
             os.write(self._lock, f"{pid}\n".encode())
